@@ -1,0 +1,99 @@
+"""The description of a run: frozen dataclasses, one line of doc per field, written to config.json as they are.
+
+The command line, Python and config.json all speak of these fields and no others; an unknown one is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+AlgoConfig = TypeVar("AlgoConfig")
+
+
+@dataclass(frozen=True)
+class AtariConfig:
+    """Frame and reward options of ALE environments (ignored elsewhere)."""
+
+    frame_skip: int = 4  # emulator frames per step; the last two are max-pooled
+    stack: int = 4  # frames per observation
+    size: int = 84  # side of the square grey frame
+    noop_max: int = 30  # random no-ops after a reset
+    episodic_life: bool = False  # a lost life ends the episode (in training only)
+    fire_reset: bool = True  # press FIRE after a reset where the game needs it
+    reward_clip: bool = True  # clip the summed reward to [-1, 1] (in training only)
+    sticky: float = 0.0  # probability that the previous action is repeated; ALE v5 ids say 0.25
+    max_frames: int = 108_000  # emulator frames per episode, then truncated
+    full_actions: bool = False  # all 18 actions instead of the game's own
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    """The network. Recurrence is a property of the network, not of the algorithm."""
+
+    torso: Literal["auto", "mlp", "nature", "small", "impala"] = "auto"  # auto: mlp for vectors, nature for images
+    hidden: tuple[int, ...] = (64, 64)  # MLP layers
+    activation: Literal["tanh", "relu"] = "tanh"  # MLP activation
+    features: int = 512  # width of the layer behind a CNN
+    shared: bool = False  # policy and value share torso (always so for images and recurrence)
+    core: Literal["none", "gru", "lstm"] = "none"  # recurrent core
+    core_size: int = 128  # units of the core
+    core_layers: int = 1  # layers of the core
+    normalize_obs: bool = False  # running mean and deviation of vector observations, part of the weights
+    log_std: float = 0.0  # start of the Gaussian's log deviation (box actions)
+    state_std: bool = False  # deviation depends on the observation
+    squash: bool = False  # tanh-squashed Gaussian
+    precision: Literal["fp32", "bf16"] = "fp32"  # arithmetic of the torso; heads and cores stay fp32
+    module: str = ""  # "package.module:Class" of a torso of your own
+
+
+@dataclass(frozen=True)
+class SupervisorConfig:
+    """How long to wait, and how often to try again."""
+
+    step_deadline: float = 60.0  # seconds one vector step may take before its worker counts as hung
+    start_deadline: float = 180.0  # seconds a worker may take to start and reset its environments
+    restarts: int = 3  # replacements of one worker within `window`, then the run stops
+    window: float = 600.0  # seconds
+    grace: float = 30.0  # seconds for the last checkpoint after a signal
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: int = 100_000  # environment steps between two checkpoints
+    keep: int = 3  # newest ones kept, besides the best
+
+
+@dataclass(frozen=True)
+class RunConfig(Generic[AlgoConfig]):
+    """Everything that defines a run."""
+
+    recipe: str  # name of the recipe
+    algorithm: str  # import path of the algorithm, "package.module:Class"
+    env: str  # Gymnasium id, ALE/... id, or "package.module:factory"
+    algo: AlgoConfig  # the algorithm's own numbers
+    net: NetConfig = field(default_factory=NetConfig)
+    atari: AtariConfig = field(default_factory=AtariConfig)
+    env_kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the environment
+    preset: str = ""  # which row of the recipe's table was taken
+    env_steps: int = 100_000  # length of the run, in environment steps
+    seed: int = 1  # root of every random stream
+    out: str = ""  # run folder; empty: runs/<recipe>-<env>-<seed>-<time>
+    topology: Literal["serial", "local"] = "serial"  # one process, or actor processes with shared memory
+    actors: int = 1  # actors, each with envs_per_actor environments
+    envs_per_actor: int = 8  # environments stepped together by one actor
+    device: Literal["cpu", "cuda"] = "cpu"  # where the learner computes
+    threads: int = 0  # cores for the learner; 0: all
+    compile: bool = False  # torch.compile the loss
+    target_return: float | None = None  # stop when the mean of the last 100 episodes reaches it
+    quiet: bool = False  # no panel
+    log_every: float = 1.0  # seconds between two records in metrics.jsonl
+    fault_plan: str = ""  # e.g. "actor[1]@env_step=137:sigkill"; for tests of your own reliability
+    debug: bool = False  # poison freed slots, check more
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+
+    @property
+    def lanes(self) -> int:
+        """Environments in the whole run."""
+        return self.actors * self.envs_per_actor

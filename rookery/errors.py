@@ -1,0 +1,52 @@
+"""Every error a user can meet, each with the exit code that is part of the interface.
+
+An error says what happened, where (environment, episode, step) and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class RookeryError(Exception):
+    """Base of all errors that end a run with a message instead of a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(RookeryError):
+    """The request itself cannot be met: unknown name, impossible combination."""
+
+    exit_code = 2
+
+
+class EnvError(RookeryError):
+    """The environment broke its contract: raised, hung, died, or returned what cannot be used."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, reason: str = "env_error"):
+        super().__init__(message)
+        self.reason = reason  # the ledger's word for the steps that are lost with it
+
+
+class LearnerError(RookeryError):
+    exit_code = 4
+
+
+class NumericError(RookeryError):
+    """Losses or gradients that stay non-finite."""
+
+    exit_code = 5
+
+
+class CheckpointError(RookeryError):
+    exit_code = 6
+
+
+class StorageError(RookeryError):
+    """The disk, or the shared memory, that a run needs is not to be had."""
+
+    exit_code = 7
+
+
+REQUEUE = 75  # SIGTERM / SIGUSR1: checkpointed, start me again
+INTERRUPT = 130  # Ctrl-C: checkpointed

@@ -1,0 +1,54 @@
+"""Trees of arrays: an array, or a dict of trees. The only container code of the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rookery.types import Tree
+
+
+def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:  # noqa: A001 - reads as tree.map
+    """Apply `fn` to every leaf (and the leaves at the same place of `others`)."""
+    if isinstance(tree, dict):
+        return {key: map(fn, value, *(other[key] for other in others)) for key, value in tree.items()}
+    return fn(tree, *others)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for value in tree.values() for leaf in leaves(value)]
+    return [tree]
+
+
+def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
+    """Leaves by path, "a/b" for tree["a"]["b"]; a bare leaf has the path of its prefix."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}/{key}" if prefix else key)
+    return flat
+
+
+def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return tree
+
+
+def to_torch(tree: Tree) -> Tree:
+    """Torch views of numpy leaves; nothing is copied."""
+    return map(torch.from_numpy, tree)
+
+
+def concat(trees: Sequence[Tree], axis: int) -> Tree:
+    return map(lambda *parts: torch.cat(parts, axis) if torch.is_tensor(parts[0]) else np.concatenate(parts, axis), *trees)

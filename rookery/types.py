@@ -1,0 +1,118 @@
+"""The data contract: what an environment looks like, what an unroll carries, what a plan asks for.
+
+Frozen dataclasses of arrays and nothing else. Arrays are numpy on the actor's side of a pipe and torch on the
+learner's; the field names and shapes are the same on both. Shapes are time-major: T steps, B environments ("lanes").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+Tree = Any  # an array, or a dict of trees
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of an observation, per environment."""
+
+    shape: tuple[int, ...]
+    dtype: str  # numpy name; frames stay uint8
+    kind: Literal["vector", "image", "discrete"]
+    n: int = 0  # number of values, for kind "discrete"
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """What an action is. Box actions live in [-1, 1] inside Rookery where the bounds are finite; envs/ maps them."""
+
+    kind: Literal["discrete", "multi", "box"]
+    choices: tuple[int, ...] = ()  # discrete: one entry; multi: one per branch
+    size: int = 0  # box: number of dimensions
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one action, per environment."""
+        return {"discrete": (), "multi": (len(self.choices),), "box": (self.size,)}[self.kind]
+
+    @property
+    def dtype(self) -> str:
+        return "float32" if self.kind == "box" else "int64"
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What networks and buffers must know of an environment. A single observation is the dict {"obs": ...}."""
+
+    id: str
+    obs: dict[str, Leaf]
+    action: ActionSpec
+
+
+@dataclass(frozen=True)
+class Unroll:
+    """T steps of B environments: the unit that travels.
+
+    Row t holds the observation, the action taken on it and what came of it; `obs` has one row more, and that row is
+    the next unroll's row 0. Resets happen on the step after an end ("next-step reset"): if row t ends an episode,
+    obs[t+1] is its final observation, and row t+1 is not live: its action was ignored, its reward is 0, it has no
+    loss weight and is not an environment step.
+    """
+
+    obs: Tree  # [T+1, B, ...]
+    action: Any  # [T, B, ...]
+    reward: Any  # [T, B] float32
+    terminated: Any  # [T, B] bool: the task ended; no value beyond
+    truncated: Any  # [T, B] bool: a limit ended it; the value of obs[t+1] still counts
+    live: Any  # [T, B] bool
+    logp: Any  # [T, B] float32, log-probability of the action under the policy that took it
+    state0: Tree  # [C, B, ...] recurrent state fed to the first row of each of the C chunks; {} without recurrence
+    version: Any  # [B] int64, version of the weights that acted
+    lane: Any  # [B] int64, number of the environment in the whole run
+    extras: dict[str, Any] = field(default_factory=dict)  # what an algorithm declares, [T, B, ...]
+
+
+@dataclass(frozen=True)
+class ActOutput:
+    action: torch.Tensor  # [B, ...]
+    logp: torch.Tensor  # [B]
+    state: Tree  # recurrent state after this step
+    extras: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """Named losses, one per parameter group; each backpropagates into its own group only."""
+
+    losses: dict[str, torch.Tensor]
+    metrics: dict[str, torch.Tensor]  # detached scalars; they become numbers once, at the sink
+    priorities: torch.Tensor | None = None
+    stop: torch.Tensor | None = None  # a scalar: beyond `Algorithm.stop_above` the update ends early (KL limit)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Unrolls are trained on once, in order. max_lag 0 is synchronous: act, wait, learn, wait."""
+
+    max_lag: int = 0
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """What an algorithm wants to be fed."""
+
+    unroll: int  # T
+    chunk: int  # rows between two stored recurrent states; equals `unroll` without recurrence
+    table: Queue
+    extras: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  # name -> (shape per step, dtype)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished episode, as the actor saw it (rewards before any scaling of ours)."""
+
+    lane: int
+    total: float
+    length: int
