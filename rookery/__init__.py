@@ -1,0 +1,23 @@
+"""Rookery: distributed deep reinforcement learning on PyTorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rookery.policy import Policy, load
+    from rookery.run import Run, configure, resume, train
+
+__version__ = "0.1.0"
+__all__ = ["Policy", "Run", "configure", "load", "resume", "train"]
+
+_WHERE = {"train": "run", "resume": "run", "configure": "run", "Run": "run", "load": "policy", "Policy": "policy"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are loaded when first used: worker processes import parts of the package without paying for all of it."""
+    if name in _WHERE:
+        import importlib
+
+        return getattr(importlib.import_module(f"rookery.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'rookery' has no attribute {name!r}")

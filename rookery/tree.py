@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,3 +53,16 @@ def to_torch(tree: Tree) -> Tree:
 
 def concat(trees: Sequence[Tree], axis: int) -> Tree:
     return map(lambda *parts: torch.cat(parts, axis) if torch.is_tensor(parts[0]) else np.concatenate(parts, axis), *trees)
+
+
+def map_fields(record: Any, fn: Callable[..., Any], *others: Any, skip: Sequence[str] = ()) -> Any:
+    """Apply `fn` to every leaf of every field of a dataclass; None fields and those in `skip` stay as they are."""
+    changed = {
+        f.name: map(fn, getattr(record, f.name), *(getattr(other, f.name) for other in others))
+        for f in dataclasses.fields(record)
+        if f.name not in skip and getattr(record, f.name) is not None
+    }
+    return dataclasses.replace(record, **changed)
+
+
+replace = dataclasses.replace

@@ -7,9 +7,12 @@ learner's; the field names and shapes are the same on both. Shapes are time-majo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+import numpy as np
+
+if TYPE_CHECKING:  # environments are probed in processes that should not pay for loading torch
+    import torch
 
 Tree = Any  # an array, or a dict of trees
 
@@ -30,7 +33,11 @@ class ActionSpec:
 
     kind: Literal["discrete", "multi", "box"]
     choices: tuple[int, ...] = ()  # discrete: one entry; multi: one per branch
-    size: int = 0  # box: number of dimensions
+    starts: tuple[int, ...] = ()  # first value of each choice, as the environment counts
+    size: int = 0  # box: number of dimensions, flattened
+    low: tuple[float | None, ...] = ()  # box: bounds per dimension; None: unbounded
+    high: tuple[float | None, ...] = ()
+    box_shape: tuple[int, ...] = ()  # box: shape of the environment's own actions
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,6 +47,17 @@ class ActionSpec:
     @property
     def dtype(self) -> str:
         return "float32" if self.kind == "box" else "int64"
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        """Actions [..., *shape] as the environment counts and scales them, still flat."""
+        if self.kind != "box":
+            return action + np.asarray(self.starts, np.int64).reshape(self.shape) if any(self.starts) else action
+        low = np.array([-np.inf if x is None else x for x in self.low], np.float32)
+        high = np.array([np.inf if x is None else x for x in self.high], np.float32)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        with np.errstate(invalid="ignore"):
+            scaled = np.where(bounded, low + (action + 1) / 2 * (high - low), action)
+        return np.clip(scaled, low, high).astype(np.float32)
 
 
 @dataclass(frozen=True)

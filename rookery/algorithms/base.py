@@ -26,9 +26,10 @@ class Algorithm(ABC):
     published: ClassVar[tuple[str, ...]]  # entries of nets() that actors receive
     groups: ClassVar[dict[str, tuple[str, ...]]]  # parameter group -> entries of nets(); one optimiser and loss each
     stop_above: float = math.inf  # LossOutput.stop beyond this ends the update
+    max_grad_norm: float = math.inf  # clip of each group's gradient norm
 
-    def __init__(self, config: Any, net: NetConfig, spec: EnvSpec):
-        self.config, self.net, self.spec = config, net, spec
+    def __init__(self, config: Any, net: NetConfig, spec: EnvSpec, lanes: int):
+        self.config, self.net, self.spec, self.lanes = config, net, spec, lanes
 
     @abstractmethod
     def nets(self) -> nn.ModuleDict: ...
@@ -53,8 +54,8 @@ class Algorithm(ABC):
     def minibatches(self, batch: Any, rng: torch.Generator) -> Iterator[Any]:
         yield batch
 
-    def after_update(self, nets: nn.ModuleDict, batch: Any, updates: int) -> None:
-        """Target networks, statistics: what follows an update and precedes publishing."""
+    def after_update(self, nets: nn.ModuleDict, batch: Any, reduce: Reduce) -> None:
+        """Target networks, statistics: what follows an update on `batch` and precedes publishing."""
 
     @abstractmethod
     def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, torch.optim.Optimizer]:

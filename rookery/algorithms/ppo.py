@@ -1,0 +1,217 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), feed-forward and recurrent.
+
+One update: values and GAE advantages of the whole batch (`prepare`), then epochs of shuffled minibatches of the
+clipped surrogate (eq. 7), a value loss and an entropy bonus (eq. 9). With a recurrent core a minibatch is made of
+whole chunks of `chunk` rows, each started from the state that was stored when acting (seed 001's way).
+
+Not here: who collects the batch, on how many machines, and how gradients are averaged.
+
+Deviates: advantages are normalised once over the whole batch, not per minibatch, so that the statistics are the same
+however the batch is cut or spread over ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from rookery import tree
+from rookery.algorithms.base import Algorithm, Reduce
+from rookery.config import NetConfig
+from rookery.errors import UsageError
+from rookery.nets import build
+from rookery.nets.normalize import RewardScaler
+from rookery.ops import moments
+from rookery.ops.policy import clip_fraction, clipped_surrogate, kl_estimate
+from rookery.ops.returns import discounts, gae
+from rookery.ops.schedule import linear
+from rookery.ops.value import clipped_value_loss, explained_variance, value_loss
+from rookery.types import ActOutput, DataPlan, EnvSpec, LossOutput, Queue, Tree, Unroll
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    unroll: int = 128  # steps per environment and update
+    chunk: int = 16  # rows per training sequence with a recurrent core
+    epochs: int = 4  # passes over a batch
+    minibatches: int = 4  # pieces per pass
+    lr: float = 2.5e-4  # Adam's step size
+    lr_end: float = 0.0  # step size at the end of the run, reached linearly
+    adam_eps: float = 1e-5  # Adam's epsilon
+    gamma: float = 0.99  # discount
+    lam: float = 0.95  # GAE's lambda
+    clip: float = 0.2  # ratio clip, eq. 7
+    clip_end: float | None = None  # clip at the end of the run, reached linearly; none: constant
+    value_clip: float | None = None  # clip of the value's change; none: plain squared error
+    value_coef: float = 0.5  # weight of the value loss
+    entropy: float = 0.01  # weight of the entropy bonus
+    entropy_end: float | None = None  # weight at the end of the run, reached linearly; none: constant
+    max_grad_norm: float = 0.5  # clip of the gradient's norm
+    normalize_advantage: bool = True  # zero mean, unit deviation over the batch
+    target_kl: float | None = None  # ends an update once the policy has moved this far
+    scale_reward: bool = False  # divide rewards by the running deviation of the discounted return
+
+
+@dataclass(frozen=True)
+class PPOBatch:
+    """What the losses need, either flat [N, ...] or as sequences [S, N, ...]."""
+
+    obs: Tree
+    action: torch.Tensor
+    logp: torch.Tensor
+    advantage: torch.Tensor
+    target: torch.Tensor  # of the value
+    value: torch.Tensor  # before the update
+    weight: torch.Tensor  # 1 for live rows
+    state: Tree  # recurrent state before the first row, [N, ...]
+    reset: torch.Tensor | None  # rows before which the state is zeroed; None without recurrence
+
+
+class PPO(Algorithm):
+    Config = PPOConfig
+    published = ("normalizer", "torso", "core", "policy")
+    groups = {"all": ("torso", "core", "policy", "value_torso", "value")}  # noqa: RUF012 - constant
+
+    def __init__(self, config: PPOConfig, net: NetConfig, spec: EnvSpec, lanes: int):
+        super().__init__(config, net, spec, lanes)
+        self.recurrent = net.core != "none"
+        self.max_grad_norm = config.max_grad_norm
+        self.stop_above = math.inf if config.target_kl is None else config.target_kl
+        self.clip, self.entropy = config.clip, config.entropy
+        rows = config.unroll * lanes
+        if self.recurrent and config.unroll % config.chunk:
+            raise UsageError(f"algo.unroll {config.unroll} is not a multiple of algo.chunk {config.chunk}")
+        pieces = rows // config.chunk if self.recurrent else rows
+        if pieces % config.minibatches:
+            what = "chunks" if self.recurrent else "steps"
+            raise UsageError(
+                f"a batch of {pieces} {what} cannot be cut into {config.minibatches} equal minibatches; change "
+                f"algo.minibatches, algo.unroll or the number of environments ({lanes})"
+            )
+
+    def nets(self) -> nn.ModuleDict:
+        nets = build.actor_critic(self.spec, self.net)
+        nets["reward_scaler"] = RewardScaler(self.lanes, self.config.gamma, self.config.scale_reward)
+        return nets
+
+    def plan(self) -> DataPlan:
+        chunk = self.config.chunk if self.recurrent else self.config.unroll
+        extras = {"value": ((), "float32")} if build.is_shared(self.spec, self.net) else {}
+        return DataPlan(self.config.unroll, chunk, Queue(max_lag=0), extras)
+
+    def initial_state(self, nets: nn.ModuleDict, lanes: int) -> Tree:
+        return build.initial_state(nets, lanes)
+
+    # Acting
+
+    def act(self, nets: nn.ModuleDict, obs: Tree, state: Tree, explore: torch.Generator | None) -> ActOutput:
+        features, state = build.features_step(nets, obs, state)
+        head = nets["policy"]
+        action, logp = head.mode(head(features)) if explore is None else head.sample(head(features), explore)
+        # With a shared torso the value is nearly free here; with two torsos the learner computes all values at once.
+        extras = {} if "value_torso" in nets else {"value": nets["value"](features)}
+        return ActOutput(action, logp, state, extras)
+
+    # Learning
+
+    @torch.no_grad()
+    def prepare(self, nets: nn.ModuleDict, batch: Unroll, reduce: Reduce) -> Unroll:
+        config = self.config
+        ends = batch.terminated | batch.truncated
+        reward = nets["reward_scaler"](batch.reward, ends, batch.live, batch.lane, reduce)
+        value = self._values(nets, batch)  # [T+1, B]
+        discount, continues = discounts(batch.terminated, batch.truncated, config.gamma)
+        advantage = gae(reward, discount, continues, value, config.lam)
+        target = advantage + value[:-1]
+        weight = batch.live.to(torch.float32)
+        if config.normalize_advantage:
+            pooled = moments.pooled(advantage, weight, reduce)
+            advantage = moments.normalized(advantage, None, pooled.mean, moments.variance(pooled))
+        self._explained = explained_variance(value[:-1], target, weight)
+        prepared = PPOBatch(
+            obs=tree.map(lambda x: x[:-1], batch.obs), action=batch.action, logp=batch.logp, advantage=advantage,
+            target=target, value=value[:-1], weight=weight, state=batch.state0, reset=None,
+        )  # fmt: skip
+        return self._as_chunks(prepared) if self.recurrent else tree.map_fields(prepared, lambda x: x.flatten(0, 1))
+
+    def _values(self, nets: nn.ModuleDict, batch: Unroll) -> torch.Tensor:
+        """Values of all T+1 rows; those stored when acting are used where there are any."""
+        if "value" not in batch.extras:
+            return build.policy_value_sequence(nets, batch.obs, {}, None, want_policy=False)[1]
+        if self.recurrent:  # the last chunk once more, for the state behind its last row
+            rows = self.config.chunk
+            tail = tree.map(lambda x: x[-1 - rows :], batch.obs)
+            state = tree.map(lambda x: x[-1], batch.state0)
+            reset = _resets(batch.live[-rows:])
+        else:
+            tail, state, reset = tree.map(lambda x: x[-1:], batch.obs), {}, None
+        _, last = build.policy_value_sequence(nets, tail, state, reset, want_policy=False)
+        return torch.cat([batch.extras["value"], last[-1:]])
+
+    def _as_chunks(self, batch: PPOBatch) -> PPOBatch:
+        """[T, B, ...] to sequences [S, C·B, ...]; chunk c of lane b is sequence c·B + b, as in the stored states."""
+        rows = self.config.chunk
+
+        def cut(x: torch.Tensor) -> torch.Tensor:
+            return x.unflatten(0, (-1, rows)).transpose(0, 1).flatten(1, 2)
+
+        chunks = tree.map_fields(batch, cut, skip=("state", "reset"))
+        reset = _resets(chunks.weight.bool())[:-1]
+        return tree.replace(chunks, state=tree.map(lambda x: x.flatten(0, 1), batch.state), reset=reset)
+
+    def minibatches(self, batch: PPOBatch, rng: torch.Generator) -> Iterator[PPOBatch]:
+        axis = 1 if self.recurrent else 0
+        count = batch.logp.shape[axis]
+        size = count // self.config.minibatches
+        for _ in range(self.config.epochs):
+            order = torch.randperm(count, generator=rng).to(batch.logp.device)
+            for index in order.split(size):
+                pick = tree.map_fields(batch, lambda x: x.index_select(axis, index), skip=("state",))  # noqa: B023
+                yield tree.replace(pick, state=tree.map(lambda x: x.index_select(0, index), batch.state))  # noqa: B023
+
+    def losses(self, nets: nn.ModuleDict, batch: PPOBatch) -> LossOutput:
+        config = self.config
+        params, value = build.policy_value_sequence(nets, batch.obs, batch.state, batch.reset)
+        new_logp, entropy = nets["policy"].logp_entropy(params, batch.action)
+
+        weight = (batch.weight / batch.weight.sum().clamp(min=1)).flatten()  # rows that are not live weigh nothing
+
+        def mean(x: torch.Tensor) -> torch.Tensor:
+            return torch.dot(x.flatten(), weight)
+
+        policy = mean(clipped_surrogate(new_logp, batch.logp, batch.advantage, self.clip))
+        if config.value_clip is None:
+            error = mean(value_loss(value, batch.target))
+        else:
+            error = mean(clipped_value_loss(value, batch.value, batch.target, config.value_clip))
+        bonus = mean(entropy)
+        loss = policy + config.value_coef * error - self.entropy * bonus
+        with torch.no_grad():
+            kl = mean(kl_estimate(new_logp, batch.logp))
+            clipped = mean(clip_fraction(new_logp, batch.logp, self.clip))
+        metrics = {"policy_loss": policy, "value_loss": error, "entropy": bonus, "kl": kl, "clip_fraction": clipped,
+                   "explained_variance": self._explained}  # fmt: skip
+        return LossOutput({"all": loss}, {name: x.detach() for name, x in metrics.items()}, stop=kl)
+
+    def after_update(self, nets: nn.ModuleDict, batch: Unroll, reduce: Reduce) -> None:
+        # After, not before: all epochs must see the statistics the actors saw, or the ratio does not start at 1.
+        nets["normalizer"].update(tree.map(lambda x: x[:-1], batch.obs), batch.live, reduce)
+
+    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
+        config = self.config
+        return {name: torch.optim.Adam([p], config.lr, eps=config.adam_eps, fused=True) for name, p in parameters.items()}
+
+    def schedule(self, progress: float) -> dict[str, float]:
+        config = self.config
+        self.clip = linear(config.clip, config.clip if config.clip_end is None else config.clip_end, progress)
+        self.entropy = linear(config.entropy, config.entropy if config.entropy_end is None else config.entropy_end, progress)
+        return {"all": linear(config.lr, config.lr_end, progress)}
+
+
+def _resets(live: torch.Tensor) -> torch.Tensor:
+    """[S, B] live rows -> [S+1, B]: the state is zeroed before each row that follows a dead one."""
+    return torch.cat([torch.zeros_like(live[:1]), ~live])

@@ -1,0 +1,160 @@
+"""Flags drawn from dataclasses: how they may be spelt, which name was meant, and errors of one line.
+
+Tyro does the typed parsing and writes the help. What stands here comes before it (spelling: `--env_steps`, `--quiet
+True`, `--core`) and after it (its errors in our words).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import inspect
+import io
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from rookery.errors import UsageError
+
+T = TypeVar("T")
+
+SHORT = {"core": "net.core", "precision": "net.precision"}  # short forms of flags that are often needed
+TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+HELP = ("-h", "--help")
+
+
+def flags_of(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Flag -> type of every field of a dataclass (or an instance, then with the fields inside): "net.core-size"."""
+    hints = typing.get_type_hints(config if isinstance(config, type) else type(config))
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        name = prefix + field.name.replace("_", "-")
+        inner = None if isinstance(config, type) else getattr(config, field.name)
+        if dataclasses.is_dataclass(inner):
+            found |= flags_of(inner, name + ".")
+        else:
+            found[name] = hints[field.name]
+    return found
+
+
+def comments_of(config: type) -> dict[str, str]:
+    """The comment behind each field in a dataclass's source: its line of documentation."""
+    found = re.finditer(r"^    (\w+): [^\n]*?  # (.*)$", inspect.getsource(config), re.MULTILINE)
+    return {match[1]: match[2] for match in found}
+
+
+def spell(words: Iterable[str], flags: Mapping[str, Any], short: Mapping[str, str] = SHORT) -> list[str]:
+    """The words with every flag in its one spelling; UsageError with the nearest names for an unknown flag."""
+    negations = {}
+    for name, kind in flags.items():
+        if kind is bool:
+            head, dot, tail = name.rpartition(".")
+            negations[f"no-{name}"] = negations[f"{head}{dot}no-{tail}"] = name
+    rest, spelt, kind = list(words), [], None
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or len(word) < 3:
+            spelt.append(word if word in HELP else _value(word, kind))
+            continue
+        if word in HELP:
+            spelt.append(word)
+            continue
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("_", "-")
+        name = short.get(name, name) if name not in flags else name
+        if (positive := negations.get(name, name)) not in flags:
+            raise UsageError(f"there is no flag --{name}; {nearest(name, flags, '--')}")
+        kind = flags[positive]
+        if kind is bool:
+            if not equals and rest and rest[0].lower() in TRUE[:1] + FALSE[:1]:
+                value = rest.pop(0)
+            spelt.append(_switch(positive, _truth(positive, value or "true") == (name == positive)))
+        else:
+            spelt.append(f"--{name}={_value(value, kind)}" if equals else f"--{name}")
+    return spelt
+
+
+def _switch(name: str, on: bool) -> str:
+    head, dot, tail = name.rpartition(".")
+    return f"--{head}{dot}{'' if on else 'no-'}{tail}"
+
+
+def _truth(name: str, value: str) -> bool:
+    if value.lower() not in TRUE + FALSE:
+        raise UsageError(f"--{name} is on or off, not {value!r}: --{name}, --no-{name}, --{name}=True")
+    return value.lower() in TRUE
+
+
+def _value(word: str, kind: Any) -> str:
+    """`1e6`, `100k` and `2M` for whole numbers, `none` for None."""
+    options = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    if word.lower() == "none" and type(None) in options:
+        return "None"
+    number = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)([kM]?)", word)
+    if int in options and number and not word.isdigit():
+        amount = float(number[1]) * {"": 1, "k": 1e3, "M": 1e6}[number[2]]
+        return str(int(amount)) if amount == int(amount) else word
+    return word
+
+
+def last(words: list[str], name: str) -> str | None:
+    """The value of `--name` in words that `spell` has returned; the last one counts."""
+    value = None
+    for index, word in enumerate(words):
+        if word == f"--{name}":
+            value = words[index + 1] if index + 1 < len(words) else ""
+        elif word.startswith(f"--{name}="):
+            value = word.partition("=")[2]
+    return value
+
+
+def nearest(name: str, known: Iterable[str], mark: str = "") -> str:
+    """A hint with the nearest of the known names: same last part first, then by likeness."""
+    known = list(known)
+    name = name.lstrip("-")
+    same = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
+    close = list(dict.fromkeys(same + difflib.get_close_matches(name, known, n=3, cutoff=0.5)))[:3]
+    if close:
+        return "did you mean " + " or ".join(mark + other for other in close) + "?"
+    return "known: " + ", ".join(sorted(known)) if len(known) < 20 else "--help lists them all"
+
+
+def parse(kind: type[T], words: list[str], prog: str, about: str, default: T | None = None) -> T:
+    """An instance of a dataclass from words; help is printed, an error is a UsageError of one line."""
+    import tyro
+
+    words = spell(words, flags_of(kind if default is None else default))
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            given = {} if default is None else {"default": default}
+            return tyro.cli(kind, prog=prog, description=about, args=words, **given)
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise UsageError(f"{one_line(said.getvalue())} ({prog} --help)") from None
+
+
+def one_line(box: str) -> str:
+    """What tyro says in a box, up to the first rule, as one line."""
+    rows = [re.sub("[│|]", "", row).strip() for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
+    kept: list[str] = []
+    for row in rows:
+        if re.fullmatch(r"[╭╰─+\-].*", row):
+            if kept:
+                break
+        elif row:
+            kept.append(row)
+    text = " ".join(kept)
+    text = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number", text)
+    text = re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", text)
+    text = re.sub(r"invalid choice ('.*?') for argument '(.*?)'\. Expected one of \((.*)\)\.", _choices, text)
+    text = text.removeprefix("Error parsing ").replace("Unrecognized options:", "not understood:")
+    return text or "the command line cannot be understood"
+
+
+def _choices(match: re.Match[str]) -> str:
+    return f"{match[2]}: {match[1]} is not one of {match[3].replace(chr(39), '').rstrip(',')}"

@@ -1,0 +1,96 @@
+"""The `rookery` command: finds the verb, runs it, and turns errors into one line and an exit code.
+
+Each verb is a function `(words) -> exit code` in a module that is imported only when the verb is asked for: help and
+misspelt verbs answer at once, without loading torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+
+from rookery.errors import INTERRUPT, LearnerError, RookeryError, UsageError
+
+VERBS = {
+    "train": ("rookery.cli.train:train", "train a recipe on an environment"),
+    "resume": ("rookery.cli.train:resume", "go on with a run where its newest checkpoint ends"),
+    "eval": ("rookery.cli.play:evaluate", "play whole episodes with what a run learnt, and report the return"),
+    "record": ("rookery.cli.play:record", "film episodes of a run's policy, as mp4"),
+    "plot": ("rookery.cli.plot:plot", "draw learning curves of one or more runs"),
+    "recipes": ("rookery.cli.recipes:recipes", "list the recipes and their presets"),
+    "check-env": ("rookery.cli.check_env:check_env", "try an environment in a process of its own, and report"),
+    "doctor": ("rookery.cli.doctor:doctor", "what this machine offers, what is installed, and how fast it is"),
+    "bench": ("rookery.cli.bench:bench", "measure how throughput grows with the number of actors"),
+}
+
+EXAMPLES = (
+    "rookery train ppo --env CartPole-v1 --target-return 475",
+    "rookery train ppo --env CartPole-v1 --topology local --actors 2 --core lstm",
+    "rookery eval runs/ppo-CartPole-v1-1-… --episodes 100",
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except SystemExit as end:  # help
+        return int(end.code or 0)
+    except RookeryError as error:
+        if "--debug" in words:
+            traceback.print_exc()
+        _say_error(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say_error("interrupted")
+        return INTERRUPT
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:
+        traceback.print_exc()
+        _say_error("this is a bug in Rookery, or in code it was given; the traceback above says where")
+        return LearnerError.exit_code
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if words else UsageError.exit_code
+    if words[0] == "--version":
+        from rookery import __version__
+
+        print(f"rookery {__version__}")
+        return 0
+    verb, rest = words[0], words[1:]
+    if verb not in VERBS:
+        from rookery.cli.flags import nearest
+
+        what = "flag" if verb.startswith("-") else "verb"
+        raise UsageError(f"there is no {what} {verb!r}; {nearest(verb, VERBS)}")
+    module, _, function = VERBS[verb][0].partition(":")
+    return getattr(importlib.import_module(module), function)(rest)
+
+
+def _help() -> str:
+    bold, dim, off = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
+    verbs = "\n".join(f"  {bold}{verb:<10}{off} {about}" for verb, (_, about) in VERBS.items())
+    examples = "\n".join(f"  {dim}${off} {line}" for line in EXAMPLES)
+    return (
+        f"{bold}rookery{off} VERB ...   distributed deep reinforcement learning on PyTorch\n\n{verbs}\n\n"
+        f"`rookery VERB --help` has the details; `rookery train ppo --help` every field of a run.\n\n{examples}\n\n"
+        f"{dim}Exit codes: 0 done, 2 usage, 3 environment, 4 learner, 5 numeric, 6 checkpoint, 7 storage, "
+        f"75 requeue, 130 interrupt.{off}"
+    )
+
+
+def _say_error(message: str) -> None:
+    red, off = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    sys.stdout.flush()
+    print(f"{red}error:{off} {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""`python -m rookery.envs.answer`: answers one question about an environment, asked as JSON on standard input.
+
+The child side of `topologies/probe.py`. It must not load torch: a probe should cost tenths of a second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from rookery.config import AtariConfig
+from rookery.errors import EnvError, UsageError
+
+
+def answer(question: dict[str, Any]) -> Any:
+    from rookery.envs.check import check
+    from rookery.envs.make import make
+
+    config = SimpleNamespace(env=question["env"], env_kwargs=question["env_kwargs"], atari=AtariConfig())
+    if question["what"] == "check":
+        return check(config, question["steps"])
+    lanes = make(config, 1)
+    spec = lanes.spec
+    lanes.close()
+    return spec
+
+
+def main() -> None:
+    question = json.load(sys.stdin)
+    sys.path[:] = question["path"]
+    try:
+        said = {"value": msgspec.to_builtins(answer(question))}
+    except (UsageError, EnvError) as error:
+        said = {"error": str(error), "code": error.exit_code}
+    except Exception as error:
+        traceback.print_exc()
+        words = f"environment {question['env']} raised when it was made: {type(error).__name__}: {error}"
+        said = {"error": f"{words}\n{traceback.format_exc()}", "code": 3}
+    print("rookery-answer " + json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()

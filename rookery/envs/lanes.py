@@ -1,0 +1,172 @@
+"""Lanes: B environments stepped together, and the border where every other reset convention ends.
+
+Next-step reset (Gymnasium's NEXT_STEP): the row that ends an episode returns its final observation; the next step
+ignores that lane's action, resets it, and returns the reset observation with reward 0 and both flags False.
+
+`SyncLanes` drives single environments in a loop of its own: quicker than gymnasium's SyncVectorEnv, and it knows which
+lane failed. Environments that step as a batch are adapted in `vector.py`. Not here: the finite check (`gate.py`, once
+per unroll), processes, and the episode and step numbers of a fault, which the caller knows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rookery.envs.snapshot import env_state, restore_env
+from rookery.envs.spaces import Actions, Mismatch, Observations
+from rookery.errors import UsageError
+from rookery.types import EnvSpec
+
+Step = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray]  # obs, reward, terminated, truncated
+
+
+class LaneFault(Exception):
+    """An environment broke its contract. The caller adds where it was (episode, step) and makes it an EnvError."""
+
+    def __init__(self, lane: int, what: str, cause: BaseException | None = None, reason: str = "env_raised"):
+        super().__init__(f"lane {lane} {what}" + (f": {type(cause).__name__}: {cause}" if cause is not None else ""))
+        self.lane = lane
+        self.what = what  # reads on after the environment's name: "raised in step", "returned ..."
+        self.cause = cause
+        self.reason = reason  # env_raised | bad_shape | nonfinite: the ledger's word for the steps lost with it
+
+
+class Lanes(ABC):
+    """B environments stepped together, next-step reset. Arrays that are returned may be overwritten by the next call."""
+
+    spec: EnvSpec
+    count: int
+    score: np.ndarray | None = None  # [B] reward of the last step before clipping; None where nothing is clipped
+
+    @abstractmethod
+    def reset(self, seeds: Sequence[int]) -> dict[str, np.ndarray]:
+        """Start an episode in every lane, one seed per lane; observations [B, ...]."""
+
+    @abstractmethod
+    def step(self, action: np.ndarray) -> Step:
+        """Take actions [B, ...] in Rookery's form; observations, reward float32, terminated and truncated bool."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Everything needed to go on exactly (a tree of arrays, numbers, strings); None if it is not to be had."""
+        return None
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        raise UsageError(f"{self.spec.id} cannot be restored: its environments have no set_state")
+
+
+class SyncLanes(Lanes):
+    """Single environments, one after the other."""
+
+    def __init__(self, env_id: str, envs: Sequence[gymnasium.Env]):
+        self.envs = list(envs)
+        self.count = len(self.envs)
+        first = self.envs[0]
+        for lane, env in enumerate(self.envs):
+            if env.observation_space != first.observation_space or env.action_space != first.action_space:
+                raise UsageError(f"{env_id}: the spaces of lane {lane} differ from those of lane 0; lanes must be alike")
+        self._observations = Observations(first.observation_space, env_id)
+        self._actions = Actions(first.action_space, env_id)
+        self.spec = EnvSpec(env_id, self._observations.leaves, self._actions.spec)
+        self._obs = self._observations.allocate(self.count)
+        self._reward = np.zeros(self.count, np.float32)
+        self._terminated = np.zeros(self.count, bool)
+        self._truncated = np.zeros(self.count, bool)
+        self._ended = [True] * self.count  # a plain list: read once per lane and step
+
+    def reset(self, seeds: Sequence[int]) -> dict[str, np.ndarray]:
+        assert len(seeds) == self.count, (len(seeds), self.count)
+        for lane, seed in enumerate(seeds):
+            self._reset(lane, int(seed))
+        return self._obs
+
+    def step(self, action: np.ndarray) -> Step:
+        ended, write, obs_out = self._ended, self._observations.write, self._obs
+        reward_out, terminated_out, truncated_out = self._reward, self._terminated, self._truncated
+        lane = 0
+        try:
+            for lane, (env, act) in enumerate(zip(self.envs, self._actions.batch(action), strict=True)):
+                if ended[lane]:
+                    self._reset(lane, None)
+                    continue
+                result = env.step(act)
+                if type(result) is not tuple or len(result) != 5:
+                    raise Mismatch(_odd_result(result))
+                obs, reward, terminated, truncated, _ = result
+                write(obs, obs_out, lane)
+                reward_out[lane] = reward if type(reward) is float else _scalar(reward)
+                terminated_out[lane] = terminated = _flag(terminated, "terminated")
+                truncated_out[lane] = truncated = _flag(truncated, "truncated")
+                ended[lane] = terminated or truncated
+        except Mismatch as error:
+            raise LaneFault(lane, str(error), reason="bad_shape") from error
+        except LaneFault:
+            raise
+        except Exception as error:
+            raise LaneFault(lane, "raised in step", error) from error
+        return obs_out, reward_out, terminated_out, truncated_out
+
+    def _reset(self, lane: int, seed: int | None) -> None:
+        """The seed is given once; later episodes go on with the environment's own generator."""
+        env = self.envs[lane]
+        try:
+            result = env.reset(seed=seed) if seed is not None else env.reset()
+        except Exception as error:
+            raise LaneFault(lane, "raised in reset", error) from error
+        try:
+            if type(result) is not tuple or len(result) != 2:
+                raise Mismatch(f"returned {_count(result)} from reset, expected (observation, info)")
+            self._observations.write(result[0], self._obs, lane)
+        except Mismatch as error:
+            raise LaneFault(lane, str(error), reason="bad_shape") from error
+        self._reward[lane] = 0.0
+        self._terminated[lane] = self._truncated[lane] = self._ended[lane] = False
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+    def get_state(self) -> dict[str, Any] | None:
+        states = [env_state(env) for env in self.envs]
+        if any(state is None for state in states):
+            return None
+        return {"lanes": states, "ended": list(self._ended)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        for env, inner in zip(self.envs, state["lanes"], strict=True):
+            restore_env(env, inner)
+        self._ended = [bool(x) for x in state["ended"]]
+
+
+def _scalar(reward: Any) -> float:
+    """A reward as float; arrays of one element are refused, since they hide broadcasting mistakes."""
+    if np.shape(reward) == () and isinstance(reward, int | float | np.number | np.bool_ | np.ndarray):
+        return float(reward)
+    shape = np.shape(reward) if isinstance(reward, np.ndarray | list | tuple) else ()
+    what = f"of shape {shape}" if shape else f"that is a {type(reward).__name__}"
+    raise Mismatch(f"returned a reward {what}, expected a number")
+
+
+def _flag(value: Any, name: str) -> bool:
+    if type(value) is bool:
+        return value
+    if isinstance(value, np.bool_ | int | np.integer) or (isinstance(value, np.ndarray) and value.shape == ()):
+        return bool(value)
+    raise Mismatch(f"returned {name} that is a {type(value).__name__}, expected a bool")
+
+
+def _count(result: Any) -> str:
+    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+
+
+def _odd_result(result: Any) -> str:
+    expected = "expected (observation, reward, terminated, truncated, info)"
+    hint = "; this is the old gym interface, see gymnasium.wrappers" if _count(result) == "4 values" else ""
+    return f"returned {_count(result)} from step, {expected}{hint}"

@@ -1,0 +1,68 @@
+"""Evaluation: whole episodes, fixed seeds, frozen statistics, unclipped rewards.
+
+Every lane plays the same number of episodes, so that short ones are not over-represented.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from rookery import tree
+from rookery.envs.lanes import Lanes
+from rookery.policy import Policy
+from rookery.seeding import seed_of
+
+
+@dataclass
+class Evaluation:
+    env: str
+    env_steps: int  # of the checkpoint
+    episodes: int
+    return_mean: float
+    return_std: float
+    return_min: float
+    return_max: float
+    length_mean: float
+    seed: int
+    greedy: bool
+    checkpoint: str
+    returns: list[float] = field(default_factory=list)
+
+
+def evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool = True) -> Evaluation:
+    """Play at least `episodes` episodes (the next multiple of the lanes), greedily or as in training."""
+    count = lanes.count
+    quota = math.ceil(episodes / count)
+    rng = None if greedy else torch.Generator().manual_seed(seed_of(seed, "evaluate"))
+    obs = lanes.reset([seed_of(seed, "evaluate", lane) % 2**31 for lane in range(count)])
+    state = policy.initial_state(count)
+    live = np.ones(count, bool)
+    total, length = np.zeros(count), np.zeros(count, np.int64)
+    returns: list[list[float]] = [[] for _ in range(count)]
+    lengths: list[list[int]] = [[] for _ in range(count)]
+    while any(len(done) < quota for done in returns):
+        action, state = policy.act_batch(obs, state, rng)
+        obs, reward, terminated, truncated = lanes.step(action)
+        total += reward
+        length += live
+        if not live.all():  # the row after an end was a reset: memory starts anew
+            keep = torch.from_numpy(live)
+            state = tree.map(lambda x: x * keep.view(-1, *[1] * (x.dim() - 1)), state)  # noqa: B023
+        ends = terminated | truncated
+        for lane in np.flatnonzero(ends):
+            if len(returns[lane]) < quota:
+                returns[lane].append(float(total[lane]))
+                lengths[lane].append(int(length[lane]))
+            total[lane], length[lane] = 0.0, 0
+        live = ~ends
+    flat = [value for lane in returns for value in lane]
+    return Evaluation(
+        env=policy.spec.id, env_steps=policy.env_steps, episodes=len(flat), return_mean=float(np.mean(flat)),
+        return_std=float(np.std(flat)), return_min=min(flat), return_max=max(flat),
+        length_mean=float(np.mean([n for lane in lengths for n in lane])), seed=seed, greedy=greedy,
+        checkpoint=policy.path.name, returns=flat,
+    )  # fmt: skip

@@ -1,0 +1,143 @@
+"""The learner: prepare → minibatches → gradients → (reduce) → apply → publish.
+
+A gradient is a value: `gradients` fills one flat vector per parameter group, `apply` steps the optimiser with it.
+What the literature calls another algorithm happens between the two. Nothing non-finite passes: a bad gradient is
+skipped and counted, three in a row end the run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rookery import tree
+from rookery.algorithms.base import Algorithm, Reduce
+from rookery.errors import NumericError
+from rookery.nets.flat import FlatParams
+from rookery.seeding import seed_of
+from rookery.types import LossOutput, Unroll
+from rookery.weights import Published
+
+SKIPS_IN_A_ROW = 3
+
+
+@dataclass(frozen=True)
+class StepReport:
+    metrics: dict[str, float]
+    priorities: torch.Tensor | None = None
+
+
+class Learner:
+    def __init__(
+        self, algorithm: Algorithm, seed: int, device: str = "cpu", compile: bool = False, reduce: Reduce = lambda x: x
+    ):
+        torch.manual_seed(seed_of(seed, "nets"))
+        self.algorithm, self.device, self.reduce = algorithm, torch.device(device), reduce
+        self.nets = algorithm.nets().to(self.device)
+        self.flat = {
+            group: FlatParams([self.nets[name] for name in names if name in self.nets])
+            for group, names in algorithm.groups.items()
+        }
+        self.optimizers = algorithm.optimizers({group: flat.parameter for group, flat in self.flat.items()})
+        self.published = Published(algorithm, self.nets, self.flat[next(iter(self.flat))])
+        self._losses = torch.compile(algorithm.losses) if compile else algorithm.losses
+        self._rng, self._seed = torch.Generator(), seed
+        self.version = 0  # updates on whole batches; the version of the weights
+        self.updates = 0  # optimiser steps
+        self.skipped = 0  # updates refused because they were not finite
+        self._skips_in_a_row = 0
+
+    def step(self, batch: Unroll, progress: float) -> StepReport:
+        """One whole update on a batch; `progress` in [0, 1] is the share of the run that lies behind."""
+        algorithm = self.algorithm
+        for group, lr in algorithm.schedule(progress).items():
+            for param_group in self.optimizers[group].param_groups:
+                param_group["lr"] = lr
+        if self.device.type != "cpu":
+            batch = tree.map_fields(batch, lambda x: x.to(self.device, non_blocking=True))
+        self._rng.manual_seed(seed_of(self._seed, "minibatches", self.version))
+        metrics: list[dict[str, torch.Tensor]] = []
+        output = LossOutput({}, {})
+        for minibatch in algorithm.minibatches(algorithm.prepare(self.nets, batch, self.reduce), self._rng):
+            output = self.gradients(minibatch)
+            if output.stop is not None and algorithm.stop_above < math.inf:
+                if float(self.reduce(output.stop)) > algorithm.stop_above:
+                    break
+            norms = self.apply()
+            metrics.append(output.metrics | norms)
+        algorithm.after_update(self.nets, batch, self.reduce)
+        self.version += 1
+        return StepReport(self._means(metrics), output.priorities)
+
+    def gradients(self, batch: Any) -> LossOutput:
+        """Fill the flat gradients; each named loss moves its own group only."""
+        output = self._losses(self.nets, batch)
+        for group, loss in output.losses.items():
+            self.flat[group].zero_grad()
+            if len(output.losses) == 1:
+                loss.backward()
+            else:
+                loss.backward(inputs=self.flat[group].parameters, retain_graph=True)
+        return output
+
+    @torch.no_grad()
+    def apply(self) -> dict[str, torch.Tensor]:
+        """Clip and step, group by group; returns the gradient norms. A non-finite gradient is skipped."""
+        norms = {}
+        for group, flat in self.flat.items():
+            self.reduce(flat.grad)
+            norm = torch.linalg.vector_norm(flat.grad)
+            value = norm.item()
+            if not math.isfinite(value):
+                self._skip(group, value)
+                return {}
+            if value > self.algorithm.max_grad_norm:
+                flat.grad.mul_(self.algorithm.max_grad_norm / (value + 1e-6))
+            norms["grad_norm" if len(self.flat) == 1 else f"grad_norm_{group}"] = norm
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+        self.updates += 1
+        self._skips_in_a_row = 0
+        return norms
+
+    def _skip(self, group: str, norm: float) -> None:
+        self.skipped += 1
+        self._skips_in_a_row += 1
+        if self._skips_in_a_row >= SKIPS_IN_A_ROW:
+            raise NumericError(
+                f"the gradient of group '{group}' was {norm} in {SKIPS_IN_A_ROW} updates in a row (update {self.updates}); "
+                "the weights are untouched. Try a smaller --algo.lr, --algo.max-grad-norm, or --net.normalize-obs True"
+            )
+
+    def _means(self, metrics: list[dict[str, torch.Tensor]]) -> dict[str, float]:
+        """Averages over the minibatches, as numbers, with one transfer."""
+        names = list(metrics[0]) if metrics else []
+        rows = [torch.stack([m[name] for name in names]) for m in metrics if len(m) == len(names)]
+        means = torch.stack(rows).mean(0).tolist() if rows else []
+        lr = next(iter(self.optimizers.values())).param_groups[0]["lr"]
+        return dict(zip(names, means)) | {"lr": float(lr), "minibatches": len(rows)}
+
+    # State, as flat names → tensors and numbers
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        tensors = {f"nets/{name}": value for name, value in self.nets.state_dict().items()}
+        for group, optimizer in self.optimizers.items():
+            for name, value in optimizer.state[self.flat[group].parameter].items():
+                tensors[f"optimizer/{group}/{name}"] = torch.as_tensor(value)
+        numbers = {"version": self.version, "updates": self.updates, "skipped": self.skipped}
+        return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}, numbers
+
+    def load(self, tensors: dict[str, torch.Tensor], numbers: dict[str, Any]) -> None:
+        nets = {name.removeprefix("nets/"): t for name, t in tensors.items() if name.startswith("nets/")}
+        self.nets.load_state_dict(nets)
+        for group, optimizer in self.optimizers.items():
+            prefix = f"optimizer/{group}/"
+            state = {n.removeprefix(prefix): t.clone() for n, t in tensors.items() if n.startswith(prefix)}
+            if state:
+                parameter = self.flat[group].parameter
+                on_device = {n: t if n == "step" else t.to(self.device) for n, t in state.items()}
+                optimizer.state[parameter] = on_device
+        self.version, self.updates, self.skipped = numbers["version"], numbers["updates"], numbers["skipped"]

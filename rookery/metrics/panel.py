@@ -1,0 +1,303 @@
+"""The live view of a run in the terminal: progress, return, losses, lag, and where the time goes.
+
+Fed by `update(snapshot)`, drawn at most four times a second on the caller's thread: no thread of its own, no alternate
+screen. Without a terminal it prints one plain line every few seconds; `quiet` prints nothing. A viewer only: it
+computes nothing about the run, any key of the snapshot may be missing or None, and its own failure never stops a run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel as Box
+from rich.text import Text
+
+from rookery.metrics.curve import braille
+from rookery.metrics.split import STAGES
+
+Snapshot = Mapping[str, Any]
+
+# Green is work that makes the policy better, red is time lost; the bar and its legend have the same order.
+COLOURS = {
+    "env": "cyan",
+    "inference": "blue",
+    "learn": "green",
+    "transfer": "magenta",
+    "wait": "red",
+    "other": "bright_black",
+}
+FAINT, STRONG, GOOD, WARN, BAD = "bright_black", "bold", "green", "yellow", "bold red"
+WIDEST = 92  # columns; a wider panel is harder to read, not richer
+LEFT = 42  # columns of the numbers beside the curve
+LEAST_CURVE = 20  # columns; on a narrower terminal the curve is left out
+
+
+class Panel:
+    def __init__(
+        self, quiet: bool = False, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ):
+        self._console, self._clock = console or Console(), clock
+        self._terminal = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._off = quiet
+        self._live: Live | None = None
+        self._latest: Snapshot | None = None  # not drawn yet
+        self._next = -math.inf
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._latest = snapshot
+        if not self._off and self._clock() >= self._next:
+            self._draw()
+
+    def close(self) -> None:
+        """Draw the last snapshot and leave it on the screen."""
+        if self._latest is not None and not self._off:
+            self._draw()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _draw(self) -> None:
+        snapshot, self._latest = self._latest, None
+        try:
+            if self._terminal:
+                self._next = self._clock() + 0.25
+                if self._live is None:
+                    self._live = Live(console=self._console, auto_refresh=False)
+                    self._live.start()
+                self._live.update(render(snapshot, self._console.width), refresh=True)
+            else:
+                self._next = self._clock() + 5.0
+                print(plain_line(snapshot), file=self._console.file, flush=True)
+        except Exception as error:  # a closed pipe, a terminal without Unicode: the run goes on unseen
+            self._off = True
+            warnings.warn(f"the panel is off, training goes on: {type(error).__name__}: {error}", stacklevel=3)
+
+
+def plain_line(snapshot: Snapshot) -> str:
+    """The run in one line of ASCII, for logs."""
+    get = snapshot.get
+    parts = [
+        _duration(get("wall_s")),
+        f"{_count(get('env_steps'))}/{_count(get('env_steps_limit'))} steps",
+        f"{_count(get('steps_per_s'))}/s",
+        f"return {_number(get('return_mean'))} (std {_number(get('return_std'))}, {_count(get('episodes'))} episodes)",
+        *(f"{name} {_number(value)}" for name, value in _items(get("losses"))),
+        " ".join(f"{name} {share:.0%}" for name, share in _shares(snapshot) if share >= 0.005),
+        f"restarts {_count(get('restarts'))}" if get("restarts") else "",
+        *(f"! {message}" for message in list(get("messages") or [])[-1:]),
+    ]
+    return " | ".join(part for part in parts if part).encode("ascii", "replace").decode()
+
+
+def render(snapshot: Snapshot, columns: int) -> Box:
+    get = snapshot.get
+    width = max(16, min(columns, WIDEST) - 4)  # inside border and padding
+    blocks = [[_progress(snapshot, width)], _numbers(snapshot, width), _facts(snapshot, width)]
+    blocks += [_time_split(snapshot, width), _remarks(snapshot)]
+    lines = [line for block in blocks if block for line in (*block, Text())][:-1]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    title = [("rookery", STRONG), *((str(get(key)), "") for key in ("recipe", "env", "preset") if get(key))]
+    corner = [(str(get(key)), FAINT) for key in ("topology", "device") if get(key)]
+    corner += [(f"seed {get('seed')}", FAINT)] if get("seed") is not None else []
+    return Box(
+        Group(*lines),
+        title=_joined(title),
+        title_align="left",
+        subtitle=_joined(corner) if corner else None,
+        subtitle_align="right",
+        border_style=FAINT,
+        width=width + 4,
+    )
+
+
+def _progress(snapshot: Snapshot, width: int) -> Text:
+    steps, limit = _finite(snapshot.get("env_steps")), _finite(snapshot.get("env_steps_limit"))
+    share = min(1.0, max(0.0, (steps or 0) / limit)) if limit else 0.0
+    eta = f", {_duration(snapshot.get('eta_s'))} left" if _finite(snapshot.get("eta_s")) and share < 1 else ""
+    wall = _duration(snapshot.get("wall_s"))
+    exact = f" {math.floor(share * 100):3d}%   {_count(steps)} of {_count(limit)} steps   {wall}{eta}"
+    short = f" {math.floor(share * 100):3d}% {_short(steps)}/{_short(limit)} {wall}{eta}"
+    tail = exact if width - len(exact) >= 16 else short
+    room = max(4, width - len(tail))
+    done = round(share * room)
+    return Text.assemble(("━" * done, GOOD), ("━" * (room - done), FAINT), tail)
+
+
+def _numbers(snapshot: Snapshot, width: int) -> list[Text]:
+    """The return and the speed, with the curve of the return beside them where there is room."""
+    get = snapshot.get
+    mean, target = _finite(get("return_mean")), _finite(get("target_return"))
+    style = f"{STRONG} {GOOD}" if mean is not None and target is not None and mean >= target else STRONG
+    goal = f"   target {_number(target)}" if target is not None else ""
+    rows = [
+        ("return", _number(mean), style, f" ± {_number(get('return_std'))}{goal}"),
+        ("episodes", _count(get("episodes")), "", f"   mean length {_number(get('length_mean'))}"),
+        ("steps/s", _count(get("steps_per_s")), STRONG, ""),
+        ("updates", _count(get("updates")), "", ""),
+    ]
+    lines = [
+        Text.assemble((f"{label:<10}", FAINT), (value, style), (more, FAINT)) for label, value, style, more in rows
+    ]
+    room = width - LEFT - 9
+    if room >= LEAST_CURVE:
+        curve, low, high = braille(_thinned(list(get("history") or []), 512), room, len(lines))
+        scale = {0: _number(high), len(lines) - 1: _number(low)} if curve and low < high else {}
+        for index, line in enumerate(lines):
+            line.truncate(LEFT - 1, overflow="ellipsis", pad=True)
+            line.append(f"{scale.get(index, ''):>9} ", FAINT)
+            line.append(curve[index] if curve else "", GOOD)
+    return lines
+
+
+def _facts(snapshot: Snapshot, width: int) -> list[Text]:
+    """Losses, lag, queue and restarts in columns that do not move; then the ledger."""
+    get = snapshot.get
+    cells = [
+        (name.replace("_", " "), _number(value), BAD if _bad(value) else "") for name, value in _items(get("losses"))
+    ]
+    if get("lag_mean") is not None or get("lag_max") is not None:
+        cells.append(("lag", f"{_number(get('lag_mean'))} (max {_number(get('lag_max'))})", ""))
+    if get("queue_depth") is not None:
+        cells.append(("queue", _count(get("queue_depth")), ""))
+    if get("restarts") is not None:
+        cells.append(("restarts", _count(get("restarts")), WARN if get("restarts") else ""))
+    lines = _grid(cells, width)
+    entries = list(_ledger(_items(get("ledger"))))
+    if entries:
+        lines += _flow([Text("ledger", FAINT), *entries], width)
+    return lines
+
+
+def _ledger(items: Iterable[tuple[str, Any]], inside: str = "") -> Iterator[Text]:
+    """Every entry that is not zero; steps that were lost stand out, and an imbalance more so."""
+    for name, value in items:
+        if isinstance(value, Mapping):
+            yield from _ledger(value.items(), f"{name} ")
+        elif name in ("balance", "imbalance"):
+            yield Text("balanced", GOOD) if not value else Text(f"{_count(value)} unaccounted", BAD)
+        elif value:
+            lost = "drop" in inside + name
+            yield Text.assemble((_count(value), WARN if lost else ""), (f" {inside}{name}".replace("_", " "), FAINT))
+
+
+def _time_split(snapshot: Snapshot, width: int) -> list[Text]:
+    shares = list(_shares(snapshot))
+    if not shares:
+        return []
+    bar, covered, filled = Text(), 0.0, 0
+    total = sum(share for _, share in shares)
+    for name, share in shares:
+        covered += share / total
+        cells = round(covered * width) - filled  # rounding the running sum: the bar is always full
+        bar.append("█" * cells, COLOURS[name])
+        filled += cells
+    legend = [Text.assemble(("■ ", COLOURS[name]), name, (f" {share:3.0%}", FAINT)) for name, share in shares]
+    return [bar, *_flow(legend, width, gap="  ")]
+
+
+def _remarks(snapshot: Snapshot) -> list[Text]:
+    lines = [Text(f"→ {snapshot['advice']}", STRONG)] if snapshot.get("advice") else []
+    return lines + [Text(f"! {message}", WARN) for message in list(snapshot.get("messages") or [])[-3:]]
+
+
+def _grid(cells: list[tuple[str, str, str]], width: int) -> list[Text]:
+    columns = max(1, width // 22)
+    lines = []
+    for start in range(0, len(cells), columns):
+        line = Text()
+        for label, value, style in cells[start : start + columns]:
+            cell = Text.assemble((f"{label} ", FAINT), (value, style))
+            cell.truncate(width // columns - 2, overflow="ellipsis", pad=True)
+            line.append_text(cell).append("  ")
+        lines.append(line)
+    return lines
+
+
+def _flow(parts: list[Text], width: int, gap: str = " · ") -> list[Text]:
+    """Parts one after another, on as many lines as they need."""
+    lines = [Text()]
+    for part in parts:
+        if lines[-1].cell_len and lines[-1].cell_len + len(gap) + part.cell_len > width:
+            lines.append(Text())
+        if lines[-1].cell_len:
+            lines[-1].append(gap, FAINT)
+        lines[-1].append_text(part)
+    return lines
+
+
+def _joined(parts: list[tuple[str, str]]) -> Text:
+    text = Text()
+    for index, (part, style) in enumerate(parts):
+        text.append(" · " if index else "", FAINT)
+        text.append(part, style)
+    return text
+
+
+def _shares(snapshot: Snapshot) -> Iterator[tuple[str, float]]:
+    shares = dict(_items(snapshot.get("shares")))
+    for name in STAGES:
+        share = _finite(shares.get(name))
+        if share is not None and share > 0:
+            yield name, share
+
+
+def _items(mapping: Mapping[str, Any] | None) -> Iterable[tuple[str, Any]]:
+    return mapping.items() if mapping else ()
+
+
+def _thinned(points: list, most: int) -> list:
+    step = max(1, -(-len(points) // most))
+    return points[-1::-step][::-1]  # the newest always stays
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        return float(value) if value is not None and math.isfinite(value) else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _bad(value: Any) -> bool:
+    return value is not None and _finite(value) is None
+
+
+def _number(value: Any) -> str:
+    """Four digits that matter, whatever the size."""
+    number = _finite(value)
+    if number is None:
+        return "-" if value is None else "nan"
+    size = abs(number)
+    if size >= 1e6 or 0 < size < 1e-3:
+        return f"{number:.2e}"
+    return f"{number:,.{0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 or size == 0 else 4}f}"
+
+
+def _count(value: Any) -> str:
+    number = _finite(value)
+    return "-" if number is None else f"{number:,.0f}"
+
+
+def _short(value: Any) -> str:
+    number = _finite(value)
+    if number is None:
+        return "-"
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def _duration(value: Any) -> str:
+    seconds = _finite(value)
+    if seconds is None:
+        return "-"
+    minutes, seconds = divmod(int(max(0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

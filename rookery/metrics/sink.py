@@ -1,0 +1,235 @@
+"""Where records go: metrics.jsonl, the one source every viewer reads, and TensorBoard if it is installed.
+
+A sink must never stop or corrupt a run: a full disk makes it keep records in memory and try again, and a failure of one
+sink is warned of once, counted, and does not concern the others. Records are plain dictionaries; tensors and numpy
+numbers become Python numbers here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import stat
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import torch
+
+from rookery.errors import StorageError, UsageError
+
+Record = Mapping[str, Any]
+
+
+class Sink(Protocol):
+    def write(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonlSink:
+    """One JSON object a line, appended and handed to the system at once. NaN and infinities are written as null.
+
+    While the file cannot be written, the last `ring` lines wait in memory; older ones are dropped and counted. Each new
+    record tries again, so a disk that was full for a while costs nothing.
+    """
+
+    def __init__(self, path: Path, ring: int = 10_000):
+        self.path = Path(path)
+        self.failures = 0  # writes that failed
+        self.dropped = 0  # records lost because the ring was full
+        self._waiting: deque[bytes] = deque(maxlen=ring)
+        self._handle: int | None = None
+        self._encoder = msgspec.json.Encoder(enc_hook=_plain)
+        self._flush()  # opens and mends the file, so that a bad path is known at the start
+
+    @property
+    def waiting(self) -> int:
+        """Records in memory that are not in the file."""
+        return len(self._waiting)
+
+    def write(self, record: Record) -> None:
+        line = self._encoder.encode(record) + b"\n"
+        if len(self._waiting) == self._waiting.maxlen:
+            self.dropped += 1
+        self._waiting.append(line)
+        self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._release()
+
+    def _flush(self) -> None:
+        try:
+            if self._handle is None:
+                self._handle = _open_mended(self.path, keep_whole=not self._waiting)
+            while self._waiting:
+                if os.write(self._handle, self._waiting[0]) < len(self._waiting[0]):
+                    raise OSError("the disk took only part of a line")
+                self._waiting.popleft()
+        except OSError as error:
+            self._release()  # to open it again is to mend it
+            self.failures += 1
+            if self.failures == 1:
+                warnings.warn(
+                    f"{self.path} cannot be written ({error.strerror or error}): training goes on, and the last "
+                    f"{self._waiting.maxlen} records are kept in memory until it can",
+                    stacklevel=3,
+                )
+
+    def _release(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+class TensorBoardSink:
+    """Scalars of a record as TensorBoard events: `train/return_mean`, `train/losses/policy`, … over env_steps."""
+
+    def __init__(self, folder: Path):
+        if not tensorboard_installed():
+            raise UsageError(
+                "TensorBoard is not installed: pip install 'rookery[tensorboard]', or leave the option out"
+            )
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._event, self._summary = Event, Summary
+        # The writer's own thread does the disk work; its queue is long enough never to hold up the learner.
+        self._writer = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=5)
+        for file in Path(folder).glob("events.out.tfevents.*"):
+            file.chmod(0o600)
+
+    def write(self, record: Record) -> None:
+        kind = record.get("kind", "run")
+        values = [self._summary.Value(tag=f"{kind}/{tag}", simple_value=value) for tag, value in _scalars(record)]
+        step = int(record.get("env_steps") or 0)
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Sinks:
+    """Several sinks as one. A sink that raises is warned of once and, after `patience` failures in a row, left out."""
+
+    patience = 10
+
+    def __init__(self, sinks: list[Sink]):
+        self.sinks = list(sinks)
+        self.failures = [0] * len(self.sinks)  # of each sink, over the whole run
+        self._streak = [0] * len(self.sinks)
+
+    @classmethod
+    def of_run(cls, folder: Path, tensorboard: bool | None = None) -> Sinks:
+        """The sinks of a run folder. `tensorboard` None: if it is installed; True: UsageError if it is not."""
+        sinks: list[Sink] = [JsonlSink(Path(folder) / "metrics.jsonl")]
+        if tensorboard or (tensorboard is None and tensorboard_installed()):
+            sinks.append(TensorBoardSink(Path(folder) / "tensorboard"))
+        return cls(sinks)
+
+    def write(self, record: Record) -> None:
+        for index, sink in enumerate(self.sinks):
+            if self._streak[index] < self.patience and not self._failed(index, sink.write, record):
+                self._streak[index] = 0
+
+    def close(self) -> None:
+        for index, sink in enumerate(self.sinks):
+            self._failed(index, sink.close)
+
+    def _failed(self, index: int, call: Any, *args: Any) -> bool:
+        try:
+            call(*args)
+        except Exception as error:  # a viewer's trouble is not the run's
+            self.failures[index] += 1
+            self._streak[index] += 1
+            if self.failures[index] == 1:
+                name = type(self.sinks[index]).__name__
+                warnings.warn(f"{name} failed, training goes on: {type(error).__name__}: {error}", stacklevel=4)
+            return True
+        return False
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All records of a metrics.jsonl. A torn last line, of a run that is writing or was killed, is left out."""
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    records = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        record = _parsed(line)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines):
+            raise StorageError(f"{path}, line {number} is not a JSON object: remove the line to read the rest")
+    return records
+
+
+def tensorboard_installed() -> bool:
+    return importlib.util.find_spec("tensorboard") is not None
+
+
+def _open_mended(path: Path, keep_whole: bool) -> int:
+    """A descriptor for appending, after a last line without its end was removed.
+
+    With `keep_whole`, a line that lacks nothing but the newline gets it; else it is about to be written again.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return handle
+        tail, start = b"", os.fstat(handle).st_size
+        while start > 0 and b"\n" not in tail:
+            size = min(65536, start)
+            start -= size
+            tail = os.pread(handle, size, start) + tail
+        end = tail.rfind(b"\n") + 1
+        if end == len(tail):
+            return handle
+        if keep_whole and _parsed(tail[end:]) is not None:
+            os.write(handle, b"\n")
+        else:
+            os.ftruncate(handle, start + end)
+        return handle
+    except OSError:
+        os.close(handle)
+        raise
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = msgspec.json.decode(line)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _scalars(record: Record, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Finite numbers of a record by path; text, lists and the axes themselves are not curves."""
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _scalars(value, f"{prefix}{key}/")
+            continue
+        value = _plain(value) if isinstance(value, np.generic | torch.Tensor) else value
+        if isinstance(value, int | float) and math.isfinite(value) and f"{prefix}{key}" != "env_steps":
+            yield f"{prefix}{key}", float(value)
+
+
+def _plain(value: Any) -> Any:
+    """What msgspec does not know: arrays and tensors become numbers or lists, anything else its text."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return str(value)

@@ -1,0 +1,81 @@
+"""The moving window over finished episodes that "the return" of a run means: mean and deviation of the last hundred.
+
+Recomputed from the window each time, so that a resumed run shows the same digits; no running sums, no drift.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from rookery.types import Episode
+
+
+class ReturnWindow:
+    def __init__(self, size: int = 100):
+        self.size = size
+        self.episodes = 0  # of the whole run
+        self._returns: deque[float] = deque(maxlen=size)
+        self._lengths: deque[int] = deque(maxlen=size)
+
+    def add(self, total: float, length: int) -> None:
+        self._returns.append(float(total))
+        self._lengths.append(int(length))
+        self.episodes += 1
+
+    def extend(self, episodes: Iterable[Episode]) -> None:
+        for episode in episodes:
+            self.add(episode.total, episode.length)
+
+    def __len__(self) -> int:
+        """Episodes in the window."""
+        return len(self._returns)
+
+    @property
+    def full(self) -> bool:
+        """A target return counts only when the window is full."""
+        return len(self) == self.size
+
+    @property
+    def return_mean(self) -> float | None:
+        return _mean(self._returns)
+
+    @property
+    def return_std(self) -> float | None:
+        mean = _mean(self._returns)
+        return None if mean is None else math.sqrt(_mean([(total - mean) ** 2 for total in self._returns]))
+
+    @property
+    def length_mean(self) -> float | None:
+        return _mean(self._lengths)
+
+    def summary(self) -> dict[str, Any]:
+        """The window as a metrics record carries it; null before the first episode."""
+        return {
+            "episodes": self.episodes,
+            "return_mean": self.return_mean,
+            "return_std": self.return_std,
+            "length_mean": self.length_mean,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "size": self.size,
+            "episodes": self.episodes,
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+        }
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> ReturnWindow:
+        window = cls(state["size"])
+        window._returns.extend(state["returns"])
+        window._lengths.extend(state["lengths"])
+        window.episodes = state["episodes"]
+        return window
+
+
+def _mean(values: Collection[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

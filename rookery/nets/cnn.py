@@ -1,0 +1,105 @@
+"""Convolutional encoders of images: Nature (DQN, 2015), a small one for small images, IMPALA's deep one (2018).
+
+Images arrive as they are stored: uint8 or float, (C, H, W), (H, W, C) or (H, W). uint8 pixels are divided by 255,
+floats are taken as they are. Convolutions run in channels_last memory format.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rookery.config import NetConfig
+from rookery.errors import UsageError
+from rookery.nets.init import HIDDEN_GAIN, linear, orthogonal
+from rookery.types import Leaf
+
+NATURE_MIN = 36  # pixels: below, the last of Nature's convolutions has nothing left to see
+
+
+def cnn(leaf: Leaf, net: NetConfig) -> nn.Module:
+    """The encoder of an image leaf: [N, *leaf.shape] -> [N, features]."""
+    channels, height, width, last = _layout(leaf)
+    kind = net.torso
+    if kind == "auto":
+        kind = "nature" if min(height, width) >= NATURE_MIN else "small"
+    if kind == "nature" and min(height, width) < NATURE_MIN:
+        raise UsageError(
+            f"torso 'nature' needs {NATURE_MIN}x{NATURE_MIN} pixels or more and this image has {height}x{width}; "
+            "use torso 'small', 'impala' or 'auto'"
+        )
+    stack = {"nature": _nature, "small": _small, "impala": _impala}[kind](channels)
+    return Encoder(stack, (channels, height, width), last, net.features)
+
+
+class Encoder(nn.Module):
+    """Image in, convolutions, one linear layer, features out."""
+
+    def __init__(self, stack: nn.Sequential, image: tuple[int, int, int], last: bool, features: int):
+        super().__init__()
+        for module in stack.modules():
+            if isinstance(module, nn.Conv2d):
+                orthogonal(module, HIDDEN_GAIN)
+        self.image, self.last, self.features = image, last, features
+        with torch.no_grad():
+            size = stack(torch.zeros(1, *image)).numel()
+        self.stack = stack.to(memory_format=torch.channels_last)
+        self.linear = linear(size, features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.last:
+            x = x.permute(0, 3, 1, 2)
+        elif x.dim() == 3:
+            x = x.unsqueeze(1)
+        byte = x.dtype == torch.uint8
+        x = x.to(torch.float32, memory_format=torch.channels_last)
+        x = x.mul_(1 / 255) if byte else x
+        return F.relu(self.linear(self.stack(x).flatten(1)), inplace=True)
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(F.relu(self.first(F.relu(x)), inplace=True))
+
+
+def _nature(channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 8, 4), nn.ReLU(inplace=True),
+        nn.Conv2d(32, 64, 4, 2), nn.ReLU(inplace=True),
+        nn.Conv2d(64, 64, 3, 1), nn.ReLU(inplace=True),
+    )  # fmt: skip
+
+
+def _small(channels: int) -> nn.Sequential:
+    """Any size; 10x10 MinAtar and 7x7 grid worlds are what it is for."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3, 1, padding=1), nn.ReLU(inplace=True),
+        nn.Conv2d(32, 64, 3, 2, padding=1), nn.ReLU(inplace=True),
+    )  # fmt: skip
+
+
+def _impala(channels: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for width in (16, 32, 32):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+        layers += [Residual(width), Residual(width)]
+        channels = width
+    return nn.Sequential(*layers, nn.ReLU(inplace=True))
+
+
+def _layout(leaf: Leaf) -> tuple[int, int, int, bool]:
+    """Channels, height, width, and whether channels come last: the smaller of first and last axis is the channels."""
+    if len(leaf.shape) == 2:
+        return 1, *leaf.shape, False
+    if len(leaf.shape) != 3:
+        raise UsageError(f"an image has 2 or 3 axes, not shape {leaf.shape}; give the leaf kind 'vector' or net.module")
+    first, _, last = leaf.shape
+    if last < first:
+        return last, leaf.shape[0], leaf.shape[1], True
+    return first, leaf.shape[1], leaf.shape[2], False

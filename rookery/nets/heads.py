@@ -1,0 +1,198 @@
+"""Heads: features [..., F] become a distribution over actions, or a value.
+
+All policy heads have one interface; what `forward` returns ("params") is opaque to algorithms:
+    params = head(features)
+    action, logp = head.sample(params, generator)
+    action, logp = head.mode(params)
+    logp, entropy = head.logp_entropy(params, action)
+The density itself is in `ops/policy.py`. Policy weights start orthogonal with gain 0.01, so that the first policy is
+nearly uniform; the value's with gain 1 (spec §2.2).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rookery.config import NetConfig
+from rookery.errors import UsageError
+from rookery.nets.init import linear
+from rookery.ops.policy import (
+    categorical_entropy,
+    categorical_logp,
+    categorical_sample,
+    gaussian_entropy,
+    gaussian_logp,
+    squashed_gaussian_logp,
+)
+from rookery.types import ActionSpec
+
+POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
+LOG_STD_RANGE = (-10.0, 2.0)  # of a deviation that depends on the observation
+EDGE = 1.0 - 1e-6  # tanh actions are kept this far inside, where atanh is exact enough in float32
+NODES = 16  # of the quadrature behind the entropy of a squashed Gaussian
+
+
+class PolicyHead(nn.Module):
+    """The interface. `params` is a tensor or a tuple of tensors, each with the leading axes of the features."""
+
+    def sample(self, params: Any, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError
+
+    def mode(self, params: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError
+
+    def logp_entropy(self, params: Any, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError
+
+
+def policy_head(action: ActionSpec, features: int, net: NetConfig) -> PolicyHead:
+    if action.kind == "discrete":
+        return Categorical(features, action.choices[0])
+    if action.kind == "multi":
+        return MultiCategorical(features, action.choices)
+    if action.kind != "box":
+        raise UsageError(f"there is no policy for actions of kind {action.kind!r}; discrete, multi and box have one")
+    cls = SquashedGaussian if net.squash else Gaussian
+    return cls(features, action.size, net.log_std, net.state_std)
+
+
+class Categorical(PolicyHead):
+    def __init__(self, features: int, n: int):
+        super().__init__()
+        self.linear = linear(features, n, POLICY_GAIN)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.linear(features)  # logits [..., n]
+
+    def sample(self, params: torch.Tensor, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
+        action = categorical_sample(params, generator)
+        return action, categorical_logp(params, action)
+
+    def mode(self, params: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        action = params.argmax(-1)
+        return action, categorical_logp(params, action)
+
+    def logp_entropy(self, params: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return categorical_logp(params, action), categorical_entropy(params)
+
+
+class MultiCategorical(PolicyHead):
+    """Independent branches from one linear layer: log-probabilities and entropies add up."""
+
+    def __init__(self, features: int, choices: tuple[int, ...]):
+        super().__init__()
+        self.choices = choices
+        self.linear = linear(features, sum(choices), POLICY_GAIN)
+
+    def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.linear(features).split(self.choices, -1)  # logits [..., n] per branch
+
+    def sample(
+        self, params: tuple[torch.Tensor, ...], generator: torch.Generator | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        action = torch.stack([categorical_sample(logits, generator) for logits in params], -1)
+        return action, self._logp(params, action)
+
+    def mode(self, params: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        action = torch.stack([logits.argmax(-1) for logits in params], -1)
+        return action, self._logp(params, action)
+
+    def logp_entropy(
+        self, params: tuple[torch.Tensor, ...], action: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._logp(params, action), sum(categorical_entropy(logits) for logits in params)
+
+    def _logp(self, params: tuple[torch.Tensor, ...], action: torch.Tensor) -> torch.Tensor:
+        return sum(categorical_logp(logits, branch) for logits, branch in zip(params, action.unbind(-1)))
+
+
+class Gaussian(PolicyHead):
+    """Diagonal Gaussian; actions outside [-1, 1] are clipped by the environment's side, their density is not."""
+
+    def __init__(self, features: int, size: int, log_std: float, state_std: bool):
+        super().__init__()
+        self.start, self.state_std = log_std, state_std
+        self.linear = linear(features, 2 * size if state_std else size, POLICY_GAIN)
+        if not state_std:
+            self.log_std = nn.Parameter(torch.full((size,), log_std))
+
+    def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean = self.linear(features)
+        if not self.state_std:
+            return mean, self.log_std.expand_as(mean)
+        mean, log_std = mean.chunk(2, -1)
+        return mean, (log_std + self.start).clamp(*LOG_STD_RANGE)
+
+    def sample(
+        self, params: tuple[torch.Tensor, torch.Tensor], generator: torch.Generator | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, log_std = params
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        action = torch.addcmul(mean, log_std.exp(), noise)
+        return action, gaussian_logp(mean, log_std, action)
+
+    def mode(self, params: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return params[0], gaussian_logp(*params, params[0])
+
+    def logp_entropy(
+        self, params: tuple[torch.Tensor, torch.Tensor], action: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return gaussian_logp(*params, action), gaussian_entropy(params[1])
+
+
+class SquashedGaussian(Gaussian):
+    """tanh of a Gaussian: actions in (-1, 1), with the density of the squashed variable.
+
+    Only the action travels, so the Gaussian variable is recovered by atanh of the action, when sampling too: the
+    log-probability of a stored action is then the one it was sampled with, to the last bit.
+
+    The entropy has no closed form. It is that of the Gaussian plus E[log(1 - tanh(x)^2)], an integral in one dimension
+    per action dimension, computed by Gauss-Hermite quadrature: no noise, and a gradient for mean and deviation. (The
+    Gaussian's entropy alone would reward saturating tanh; minus the log-probability of a stored action has an
+    expected gradient of zero.)
+    """
+
+    def __init__(self, features: int, size: int, log_std: float, state_std: bool):
+        super().__init__(features, size, log_std, state_std)
+        nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)  # for the density exp(-x^2 / 2)
+        self.register_buffer("nodes", torch.tensor(nodes, dtype=torch.float32), persistent=False)
+        self.register_buffer("weights", torch.tensor(weights / weights.sum(), dtype=torch.float32), persistent=False)
+
+    def sample(
+        self, params: tuple[torch.Tensor, torch.Tensor], generator: torch.Generator | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, log_std = params
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        action = torch.addcmul(mean, log_std.exp(), noise).tanh().clamp(-EDGE, EDGE)
+        return action, squashed_gaussian_logp(mean, log_std, _unsquash(action))
+
+    def mode(self, params: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        action = params[0].tanh().clamp(-EDGE, EDGE)
+        return action, squashed_gaussian_logp(*params, _unsquash(action))
+
+    def logp_entropy(
+        self, params: tuple[torch.Tensor, torch.Tensor], action: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, log_std = params
+        x = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * self.nodes  # [..., size, nodes]
+        slope = 2 * (math.log(2) - x - nn.functional.softplus(-2 * x))  # log(1 - tanh(x)^2), stable
+        entropy = gaussian_entropy(log_std) + (slope @ self.weights).sum(-1)
+        return squashed_gaussian_logp(mean, log_std, _unsquash(action)), entropy
+
+
+class ValueHead(nn.Module):
+    def __init__(self, features: int):
+        super().__init__()
+        self.linear = linear(features, 1, VALUE_GAIN)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.linear(features).squeeze(-1)  # [...]
+
+
+def _unsquash(action: torch.Tensor) -> torch.Tensor:
+    return action.clamp(-EDGE, EDGE).atanh()

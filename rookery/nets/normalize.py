@@ -1,0 +1,137 @@
+"""Running statistics: observations to mean 0 and deviation 1, rewards to returns of deviation 1.
+
+Both are part of the weights: what actors see with is what the learner learns with. Only `update` (observations) and
+the learner's call of `RewardScaler` change them; acting and evaluation never do. Across ranks only sums are reduced,
+so the statistics of several ranks are those of all their data pooled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from rookery.ops.moments import Moments, from_sums, merge, moments, to_sums, variance
+from rookery.types import EnvSpec
+
+Reduce = Callable[[torch.Tensor], torch.Tensor]  # sum over ranks
+CLIP = 10.0
+EPSILON = 1e-8
+
+
+class Running(nn.Module):
+    """Moments of everything seen so far, as float64 buffers."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("m2", torch.zeros(shape, dtype=torch.float64))
+
+    def moments(self) -> Moments:
+        return Moments(self.count, self.mean, self.m2)
+
+    def sums(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """[3, ...] of a batch, additive over ranks; about the running mean, which all ranks share."""
+        return to_sums(moments(x, weight), self.mean)
+
+    def merge(self, sums: torch.Tensor) -> None:
+        merged = merge(self.moments(), from_sums(sums, self.mean))
+        for buffer, value in zip(self.moments(), merged):
+            buffer.copy_(value)
+
+
+class LeafNormalizer(nn.Module):
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.running = Running(shape)
+        self.register_buffer("mean32", torch.zeros(shape))
+        self.register_buffer("rstd32", torch.ones(shape))
+        self.register_buffer("limit32", torch.tensor(float("inf")))  # no clipping before the first update
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x - self.mean32) * self.rstd32).clamp(-self.limit32, self.limit32)
+
+    def refresh(self) -> None:
+        """Derive what `forward` uses from the moments."""
+        if self.running.count > 0:
+            self.mean32.copy_(self.running.mean)
+            self.rstd32.copy_((variance(self.running.moments()) + EPSILON).rsqrt())
+            self.limit32.fill_(CLIP)
+
+
+class ObsNormalizer(nn.Module):
+    """Standardises float vector leaves and clips them to ±10; images and integers pass. The identity when disabled."""
+
+    def __init__(self, spec: EnvSpec, enabled: bool):
+        super().__init__()
+        self.axes = {key: len(leaf.shape) for key, leaf in spec.obs.items()}
+        vectors = (key for key, leaf in spec.obs.items() if leaf.kind == "vector" and leaf.dtype.startswith("float"))
+        self.keys = tuple(vectors) if enabled else ()
+        self.leaves = nn.ModuleList(LeafNormalizer(spec.obs[key].shape) for key in self.keys)
+
+    def lead(self, obs: dict[str, torch.Tensor]) -> torch.Size:
+        """The leading (time and batch) axes of observations."""
+        key, axes = next(iter(self.axes.items()))
+        shape = obs[key].shape
+        return shape[: len(shape) - axes]
+
+    def forward(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if not self.keys:
+            return obs
+        return obs | {key: leaf(obs[key]) for key, leaf in zip(self.keys, self.leaves)}
+
+    @torch.no_grad()
+    def update(self, obs: dict[str, torch.Tensor], live: torch.Tensor, reduce: Reduce = lambda x: x) -> None:
+        """Merge the live rows of obs [T, B, ...] into the statistics, on all ranks alike."""
+        if not self.keys:
+            return
+        sums = [leaf.running.sums(obs[key], live) for key, leaf in zip(self.keys, self.leaves)]
+        reduced = reduce(torch.cat([part.flatten() for part in sums]))  # one collective for all leaves
+        for leaf, old, new in zip(self.leaves, sums, reduced.split([part.numel() for part in sums])):
+            leaf.running.merge(new.view_as(old))
+            leaf.refresh()
+
+    def published(self) -> list[torch.Tensor]:
+        """What actors need of the statistics, float32."""
+        return [buffer for leaf in self.leaves for buffer in (leaf.mean32, leaf.rstd32, leaf.limit32)]
+
+
+class RewardScaler(nn.Module):
+    """Rewards divided by the deviation of the discounted return, clipped to ±10.
+
+    The running return of each environment (lane) continues from one call to the next and is zeroed after an end.
+    Lanes are those of the whole run; a rank keeps the returns of its own lanes and shares the moments.
+    """
+
+    def __init__(self, lanes: int, gamma: float, enabled: bool):
+        super().__init__()
+        self.gamma, self.enabled = gamma, enabled
+        self.register_buffer("returns", torch.zeros(lanes, dtype=torch.float64))
+        self.running = Running(())
+
+    @torch.no_grad()
+    def forward(
+        self,
+        reward: torch.Tensor,
+        ends: torch.Tensor,
+        live: torch.Tensor,
+        lane: torch.Tensor,
+        reduce: Reduce = lambda x: x,
+    ) -> torch.Tensor:
+        """Update, then scale. reward, ends (terminated or truncated), live [T, B]; lane [B], each lane once."""
+        if not self.enabled:
+            return reward
+        total = self.returns[lane]
+        totals = torch.empty(reward.shape, dtype=torch.float64, device=reward.device)
+        gain = torch.where(live, reward, 0.0).double()
+        discount = torch.where(live, self.gamma, 1.0).double()
+        keep = (~ends).double()
+        for t in range(len(reward)):
+            torch.addcmul(gain[t], total, discount[t], out=totals[t])
+            total = totals[t] * keep[t]
+        self.returns[lane] = total
+        self.running.merge(reduce(self.running.sums(totals, live)))
+        deviation = (variance(self.running.moments()) + EPSILON).sqrt()
+        return (reward / deviation).to(reward.dtype).clamp_(-CLIP, CLIP)

@@ -1,0 +1,115 @@
+"""Torsos: a dict of observations [N, ...] becomes one feature vector per row, [N, features].
+
+Each leaf is encoded by its kind: an image by a CNN, vectors and one-hot integers (concatenated first) by one MLP; the
+results are concatenated. Leading time and batch axes are the caller's to flatten. Not here: observation statistics
+(`normalize.py`), recurrence (`core.py`).
+
+Orthogonal weights with gain sqrt(2), zero biases (spec §2.2).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rookery.config import NetConfig
+from rookery.errors import UsageError
+from rookery.nets.cnn import cnn
+from rookery.nets.init import linear
+from rookery.types import EnvSpec, Leaf
+
+
+def make_torso(spec: EnvSpec, net: NetConfig) -> nn.Module:
+    """The torso that `net` asks for: ours, or the class named in `net.module`, called as Class(spec, net)."""
+    if not net.module:
+        return Torso(spec, net)
+    path, _, name = net.module.partition(":")
+    try:
+        cls = getattr(importlib.import_module(path), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"net.module {net.module!r} cannot be imported ({error}); "
+            'give "package.module:Class" of a class that is importable from here'
+        ) from error
+    torso = cls(spec, net)
+    if not isinstance(getattr(torso, "features", None), int):
+        raise UsageError(f"torso {net.module!r} has no integer attribute `features`, the width of its output; add it")
+    return torso
+
+
+class Torso(nn.Module):
+    features: int
+
+    def __init__(self, spec: EnvSpec, net: NetConfig):
+        super().__init__()
+        images = {key: leaf for key, leaf in spec.obs.items() if leaf.kind == "image" and net.torso != "mlp"}
+        flat = {key: leaf for key, leaf in spec.obs.items() if key not in images}
+        if net.torso in ("nature", "small", "impala") and not images:
+            raise UsageError(
+                f"torso {net.torso!r} is for images and {spec.id} has none ({_shapes(spec)}); use torso 'mlp' or 'auto'"
+            )
+        self.bf16 = net.precision == "bf16"
+        self.image_keys, self.flat_leaves = tuple(images), tuple(flat.items())
+        self.images = nn.ModuleList(cnn(leaf, net) for leaf in images.values())
+        self.features = sum(encoder.features for encoder in self.images)
+        if flat:
+            self.vector = MLP(sum(_width(leaf) for leaf in flat.values()), net)
+            self.features += self.vector.features
+        # The common cases, known in advance, so that a call does not loop over leaves: acting is all overhead.
+        only = next(iter(spec.obs.items())) if len(spec.obs) == 1 else ("", None)
+        plain = only[1] is not None and only[1].kind == "vector" and len(only[1].shape) == 1
+        self.plain_key = only[0] if plain and only[1].dtype == "float32" else None
+
+    def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        if self.bf16:
+            with torch.autocast(next(iter(obs.values())).device.type, torch.bfloat16):
+                return self._encode(obs).float()
+        return self._encode(obs)
+
+    def _encode(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        if self.plain_key is not None:
+            return self.vector(obs[self.plain_key])
+        parts = [encoder(obs[key]) for key, encoder in zip(self.image_keys, self.images)]
+        if self.flat_leaves:
+            flat = [_flat(obs[key], leaf) for key, leaf in self.flat_leaves]
+            parts.append(self.vector(flat[0] if len(flat) == 1 else torch.cat(flat, 1)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+class MLP(nn.Module):
+    """Linear layers, each followed by the activation. nn.Sequential spends half of a small network's time on calls."""
+
+    def __init__(self, inputs: int, net: NetConfig):
+        super().__init__()
+        sizes = [inputs, *net.hidden]
+        self.features = sizes[-1]
+        self.layers = nn.ModuleList(linear(*pair) for pair in pairwise(sizes))
+        self.activation = torch.tanh_ if net.activation == "tanh" else torch.relu_
+        self.pairs = [(layer.weight, layer.bias) for layer in self.layers]  # what a call needs, without its lookup
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for weight, bias in self.pairs:
+            x = self.activation(F.linear(x, weight, bias))
+        return x
+
+
+def _width(leaf: Leaf) -> int:
+    return math.prod(leaf.shape) * (leaf.n if leaf.kind == "discrete" else 1)
+
+
+def _flat(x: torch.Tensor, leaf: Leaf) -> torch.Tensor:
+    """One row of floats per observation."""
+    x = x.reshape(x.shape[0], -1)
+    if leaf.kind == "discrete":  # one-hot
+        hot = torch.zeros(*x.shape, leaf.n, device=x.device)
+        return hot.scatter_(2, x.long().unsqueeze(2), 1.0).flatten(1)
+    return x.float() / 255 if leaf.dtype == "uint8" and leaf.kind == "image" else x.float()
+
+
+def _shapes(spec: EnvSpec) -> str:
+    return ", ".join(f"{key}: {leaf.kind} {leaf.shape}" for key, leaf in spec.obs.items())

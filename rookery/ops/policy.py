@@ -1,0 +1,90 @@
+"""Policy losses and the two distributions of actions, as functions of tensors.
+
+PPO's clipped surrogate: Schulman et al. 2017, eq. 7. KL estimator k3: Schulman's note "Approximating KL Divergence".
+Losses are per element and to be minimised; `masked_mean` turns them into a number. There are no distribution objects:
+logits, or mean and log deviation, are what a head returns and what these functions take.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+LOG_2 = math.log(2)
+
+
+def masked_mean(x: Tensor, weight: Tensor) -> Tensor:
+    """Mean of x under weights (or a bool mask); 0 if nothing has weight.
+
+    Elements without weight may be NaN or infinite: they touch neither the mean nor the gradient of x. Where x itself
+    was computed from something non-finite, its own backward pass may still turn that zero gradient into NaN.
+    """
+    assert x.shape == weight.shape, (x.shape, weight.shape)
+    weight = weight.to(x.dtype)
+    total = weight.sum()
+    kept = torch.where(weight != 0, x, 0.0)  # not x * weight: NaN * 0 is NaN
+    return (kept * weight).sum() / torch.where(total > 0, total, 1.0)
+
+
+def clipped_surrogate(new_logp: Tensor, logp: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """PPO's loss per element: no gradient once the ratio has moved beyond the clip in the advantage's direction."""
+    assert new_logp.shape == logp.shape == advantage.shape, (new_logp.shape, logp.shape, advantage.shape)
+    ratio = (new_logp - logp).exp()
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+
+
+def kl_estimate(new_logp: Tensor, logp: Tensor) -> Tensor:
+    """KL(old || new) per element from the old policy's actions (k3): unbiased and never negative."""
+    assert new_logp.shape == logp.shape, (new_logp.shape, logp.shape)
+    log_ratio = new_logp - logp
+    return log_ratio.expm1() - log_ratio
+
+
+def clip_fraction(new_logp: Tensor, logp: Tensor, clip: float) -> Tensor:
+    """1 where the ratio is outside the clip, else 0; the mean of it is the fraction."""
+    assert new_logp.shape == logp.shape, (new_logp.shape, logp.shape)
+    return ((new_logp - logp).expm1().abs() > clip).to(new_logp.dtype)
+
+
+def categorical_logp(logits: Tensor, action: Tensor) -> Tensor:
+    """log pi(action), [...]; logits [..., A], a forbidden action's logit is -inf."""
+    assert logits.shape[:-1] == action.shape, (logits.shape, action.shape)
+    return logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def categorical_entropy(logits: Tensor) -> Tensor:
+    """[...] in nats."""
+    logp = logits.log_softmax(-1)
+    finite = logp.clamp(min=torch.finfo(logp.dtype).min)  # 0 * -inf is NaN, and so would be its gradient
+    return -(logp.exp() * finite).sum(-1)
+
+
+def categorical_sample(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One action per row, [...] int64, by a race of exponential clocks; several times faster than multinomial."""
+    noise = torch.empty_like(logits, requires_grad=False).exponential_(generator=generator)
+    noise.clamp_(min=torch.finfo(noise.dtype).tiny)  # -log 0 is +inf: it would let a forbidden action win
+    return (logits.detach() - noise.log_()).argmax(-1)
+
+
+def gaussian_logp(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    """log density of a diagonal Gaussian, [...]; mean and action [..., A], log_std the same or [A]."""
+    assert mean.shape == action.shape, (mean.shape, action.shape)
+    assert log_std.shape in (mean.shape, mean.shape[-1:]), (log_std.shape, mean.shape)
+    z = (action - mean) * (-log_std).exp()
+    return (-0.5 * z.square() - log_std - HALF_LOG_2PI).sum(-1)
+
+
+def gaussian_entropy(log_std: Tensor) -> Tensor:
+    """[...] in nats, of the Gaussian before any squashing."""
+    return (log_std + (HALF_LOG_2PI + 0.5)).sum(-1)
+
+
+def squashed_gaussian_logp(mean: Tensor, log_std: Tensor, pre_tanh: Tensor) -> Tensor:
+    """log density of tanh(u) with u Gaussian, given u: exact where tanh saturates, which atanh(action) is not."""
+    # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), without the cancellation of the left side
+    log_det = 2 * (LOG_2 - pre_tanh - F.softplus(-2 * pre_tanh))
+    return gaussian_logp(mean, log_std, pre_tanh) - log_det.sum(-1)

@@ -1,0 +1,82 @@
+"""A trained policy, ready to act: what a run learnt, without the run.
+
+    policy = rookery.load("runs/a")
+    state = None
+    action, state = policy.act(obs, state)
+
+Loading reads safetensors and JSON; it runs no code of the run's environment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from rookery import checkpoint, tree
+from rookery.config import RunConfig
+from rookery.errors import CheckpointError
+from rookery.registry import algorithm_class, decode_config
+from rookery.types import EnvSpec, Tree
+
+
+class Policy:
+    def __init__(self, config: RunConfig, spec: EnvSpec, saved: checkpoint.Checkpoint, trust: tuple[str, ...] = ()):
+        self.config, self.spec, self.env_steps, self.path = config, spec, saved.env_steps, saved.path
+        self.algorithm = algorithm_class(config.algorithm, trust)(config.algo, config.net, spec, config.lanes)
+        self.nets = self.algorithm.nets()
+        prefix = "nets/"
+        weights = {n.removeprefix(prefix): t for n, t in saved.tensors.items() if n.startswith(prefix)}
+        try:
+            self.nets.load_state_dict(weights)
+        except RuntimeError as error:
+            raise CheckpointError(f"{saved.path} does not fit its own config.json: {error}") from error
+        self.nets.eval()
+
+    def initial_state(self, lanes: int) -> Tree:
+        return self.algorithm.initial_state(self.nets, lanes)
+
+    @torch.inference_mode()
+    def act_batch(self, obs: dict[str, np.ndarray], state: Tree, explore: torch.Generator | None = None) -> Any:
+        """Actions [B, ...] for observations [B, ...] in Rookery's own form (a dict), and the next state."""
+        output = self.algorithm.act(self.nets, tree.map(lambda x: torch.from_numpy(np.ascontiguousarray(x)), obs), state, explore)
+        return output.action.numpy(), output.state
+
+    def act(self, obs: Any, state: Tree | None = None, explore: torch.Generator | None = None) -> tuple[Any, Tree]:
+        """The action for one observation, both as the Gymnasium environment has them; greedy unless `explore`."""
+        batch = {name: np.asarray(_pick(obs, name), leaf.dtype).reshape(1, *leaf.shape) for name, leaf in self.spec.obs.items()}
+        action, state = self.act_batch(batch, self.initial_state(1) if state is None else state, explore)
+        return self.spec_action(action[0]), state
+
+    def spec_action(self, action: np.ndarray) -> Any:
+        """An action as the environment takes it: boxes are scaled from [-1, 1] to their bounds."""
+        spec = self.spec.action
+        action = spec.to_env(action)
+        if spec.kind == "discrete":
+            return int(action)
+        return action.reshape(spec.box_shape) if spec.kind == "box" else action
+
+
+def _pick(obs: Any, name: str) -> Any:
+    for key in name.split(".") if isinstance(obs, dict) else ():
+        obs = obs[key]
+    return obs
+
+
+def load(path: str | Path, which: str = "newest", trust: tuple[str, ...] = ()) -> Policy:
+    """The policy of a run folder (its newest complete checkpoint, or which="best") or of one checkpoint folder."""
+    path = Path(path)
+    run = path if (path / "config.json").exists() else path.parent.parent
+    try:
+        config = decode_config((run / "config.json").read_bytes(), trust)
+        spec = msgspec.json.decode((run / "spec.json").read_bytes(), type=EnvSpec)
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise CheckpointError(f"{path} is not a run folder of Rookery: {error}") from error
+    if path != run:
+        return Policy(config, spec, checkpoint.load(path), trust)
+    if which == "best" and (best := checkpoint.best(run / "checkpoints")) is not None:
+        return Policy(config, spec, checkpoint.load(best), trust)
+    return Policy(config, spec, checkpoint.newest(run / "checkpoints")[0], trust)

@@ -1,0 +1,99 @@
+"""What a recipe is: a paper's name, an algorithm, and a visible table of presets by environment.
+
+A preset is a row of dotted config fields. An environment that no row names takes the generic row of its kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from rookery.config import RunConfig
+from rookery.errors import UsageError
+from rookery.types import EnvSpec
+
+
+@dataclass(frozen=True)
+class Preset:
+    name: str
+    envs: tuple[str, ...]  # ids or patterns; a generic row has none
+    fields: dict[str, Any]  # dotted path -> value
+    source: str = ""  # where the numbers come from
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    about: str  # one line
+    algorithm: str  # import path
+    config: Callable[[], Any]  # the algorithm's config class
+    presets: tuple[Preset, ...]
+    generic: dict[str, str] = field(default_factory=dict)  # kind of environment -> preset name
+
+    def preset(self, name: str) -> Preset:
+        found = {preset.name: preset for preset in self.presets}
+        if name not in found:
+            raise UsageError(f"recipe {self.name} has no preset {name!r}; {nearest(name, found)}")
+        return found[name]
+
+    def preset_for(self, env: str, spec: Callable[[], EnvSpec]) -> Preset:
+        """The row for an environment; `spec` is asked only if no row names it."""
+        for preset in self.presets:
+            if any(fnmatchcase(env, pattern) for pattern in preset.envs):
+                return preset
+        return self.preset(self.generic[kind_of(spec())])
+
+    def build(self, env: str, spec: Callable[[], EnvSpec], preset: str = "", **overrides: Any) -> RunConfig:
+        """The whole config: defaults, then the preset's row, then what the user said."""
+        row = self.preset(preset) if preset else self.preset_for(env, spec)
+        config = RunConfig(recipe=self.name, algorithm=self.algorithm, env=env, algo=self.config(), preset=row.name)
+        config = with_fields(config, row.fields)
+        return with_fields(config, _actors(config, dict(overrides)))
+
+
+def _actors(config: RunConfig, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Keep the preset's number of environments when only the number of actors (or the topology) was said."""
+    lanes = config.lanes
+    if overrides.get("topology") == "local" and "actors" not in overrides and "envs_per_actor" not in overrides:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        overrides["actors"] = next(n for n in range(min(cores, lanes), 0, -1) if lanes % n == 0)
+    if "actors" in overrides and "envs_per_actor" not in overrides:
+        overrides["envs_per_actor"] = max(1, lanes // int(overrides["actors"]))
+    return overrides
+
+
+def kind_of(spec: EnvSpec) -> str:
+    if any(leaf.kind == "image" for leaf in spec.obs.values()):
+        return "pixels"
+    return "continuous" if spec.action.kind == "box" else "vector"
+
+
+def with_fields(config: Any, fields: dict[str, Any]) -> Any:
+    """A copy with dotted fields replaced; a dict value replaces fields inside. Unknown names get the nearest."""
+    known = {f.name for f in dataclasses.fields(config)}
+    nested: dict[str, dict[str, Any]] = {}
+    plain: dict[str, Any] = {}
+    for path, value in fields.items():
+        head, _, rest = path.partition(".")
+        if head not in known:
+            raise UsageError(f"there is no field {path!r}; {nearest(head, known)}")
+        inner = getattr(config, head)
+        if rest:
+            nested.setdefault(head, {})[rest] = value
+        elif isinstance(value, dict) and dataclasses.is_dataclass(inner):
+            nested.setdefault(head, {}).update(value)
+        else:
+            plain[head] = value
+    plain |= {head: with_fields(getattr(config, head), inner) for head, inner in nested.items()}
+    return dataclasses.replace(config, **plain)
+
+
+def nearest(name: str, known: Any) -> str:
+    """A hint with the nearest of the known names."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
+    return "did you mean " + " or ".join(close) + "?" if close else "known: " + ", ".join(sorted(known))

@@ -1,0 +1,142 @@
+"""A run from outside: start it, resume it, load what it learnt.
+
+A run is a folder: config.json, metrics.jsonl, checkpoints/, logs/, summary.json, and what plots and evaluations add.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rookery import checkpoint
+from rookery.config import RunConfig
+from rookery.errors import INTERRUPT, REQUEUE, CheckpointError, StorageError, UsageError
+from rookery.journal import Journal
+from rookery.learner import Learner
+from rookery.metrics.panel import Panel
+from rookery.metrics.sink import Sinks
+from rookery.recipes import recipe as recipe_named
+from rookery.recipes.recipe import with_fields
+from rookery.registry import build_algorithm, check_trusted, decode_config, encode_config
+from rookery.topologies.job import Job, restore
+from rookery.topologies.probe import probe
+from rookery.topologies.signals import Signals
+from rookery.topologies.threads import Threads
+from rookery.types import EnvSpec
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    path: Path
+    config: RunConfig
+    summary: dict[str, Any]
+    exit_code: int = 0
+
+
+def configure(recipe: str, env: str, preset: str = "", **fields: Any) -> RunConfig:
+    """The whole config of a run, from a recipe's name, an environment and the fields that shall differ."""
+    outline = {k: v for k, v in fields.items() if k in ("env_kwargs", "atari")}
+
+    def spec() -> EnvSpec:
+        return probe(env, outline.get("env_kwargs", {}))
+
+    return recipe_named(recipe).build(env, spec, preset, **fields)
+
+
+def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
+    """Train, and return the finished run. `train("ppo", env="CartPole-v1", env_steps=100_000)`.
+
+    Fields are those of `rookery.config.RunConfig`; nested ones as `algo={"clip": 0.1}`.
+    """
+    config = recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields)
+    if not isinstance(recipe, RunConfig) and not env:
+        raise UsageError('which environment? train("ppo", env="CartPole-v1")')
+    config = replace(config, out=config.out or _folder_name(config))
+    folder = _new_folder(config)
+    return _execute(config, folder, saved=None)
+
+
+def resume(path: str | Path, trust: tuple[str, ...] = (), **fields: Any) -> Run:
+    """Go on with a run where its newest complete checkpoint ends. `env_steps=...` extends it."""
+    folder = Path(path)
+    config = with_fields(read_config(folder, trust), fields)
+    if ":" in config.env:
+        check_trusted(config.env.partition(":")[0], trust)
+    saved, skipped = checkpoint.newest(folder / "checkpoints")
+    _write(folder / "config.json", encode_config(config))
+    return _execute(config, folder, saved, skipped)
+
+
+def read_config(folder: Path, trust: tuple[str, ...] = ()) -> RunConfig:
+    try:
+        return decode_config((folder / "config.json").read_bytes(), trust)
+    except OSError as error:
+        raise CheckpointError(f"{folder} is not a run folder: {error}") from error
+
+
+def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str] = []) -> Run:  # noqa: B006
+    topology = importlib.import_module(f"rookery.topologies.{config.topology}")
+    threads = Threads(config)
+    with Signals() as signals, closing(Sinks.of_run(folder)) as sinks, closing(Panel(config.quiet)) as panel:
+        journal = Journal(config, sinks, panel)
+
+        def open_job(spec: EnvSpec) -> Job:
+            algorithm = build_algorithm(config, spec)
+            learner = Learner(algorithm, config.seed, config.device, config.compile)
+            _write(folder / "spec.json", _spec_json(spec))
+            job = Job(config, algorithm, learner, journal, folder, signals, threads, spec)
+            for note in notes:
+                journal.say(note)
+            if saved is not None:
+                restore(job, saved)
+            return job
+
+        try:
+            job = topology.run(config, folder, signals, open_job)
+        finally:
+            threads.restore()
+        journal.report(force=True)
+        code = signals.requested or 0
+        reason = {0: journal.finished() or "done", INTERRUPT: "interrupted", REQUEUE: "requeue"}[code]
+        summary = journal.summary(reason, job.learner.updates, job.learner.skipped)
+    _write(folder / "summary.json", json.dumps(summary, indent=2).encode())
+    return Run(folder, config, summary, code)
+
+
+def _spec_json(spec: EnvSpec) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(spec)
+
+
+def _folder_name(config: RunConfig) -> str:
+    env = re.sub(r"[^A-Za-z0-9]+", "-", config.env).strip("-")
+    return f"runs/{config.recipe}-{env}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _new_folder(config: RunConfig) -> Path:
+    folder = Path(config.out)
+    if (folder / "config.json").exists():
+        raise UsageError(f"{folder} already holds a run; resume it (rookery resume {folder}) or choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / "config.json", encode_config(config))
+    except OSError as error:
+        raise StorageError(f"cannot write the run folder {folder}: {error}") from error
+    return folder
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)

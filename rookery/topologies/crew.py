@@ -1,0 +1,279 @@
+"""The actor processes of one machine: started, ordered, watched, replaced, and always ended.
+
+Every wait has a deadline. A worker that fails says why in its own words; one that dies or hangs is described. Either
+way its half-filled slot is dropped and counted, and a replacement with the next incarnation number takes its place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from rookery.actor import ActorReport, as_unroll, live_steps
+from rookery.config import RunConfig
+from rookery.errors import EnvError, RookeryError, StorageError, UsageError
+from rookery.pipes import channel as channels
+from rookery.pipes.channel import ChannelClosed, ChannelTimeout, pack_tree, unpack_tree
+from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
+from rookery.registry import encode_config
+from rookery.topologies.job import Job
+from rookery.topologies.signals import Signals
+from rookery.topologies.supervise import Restarts, Worker, stop_all
+from rookery.types import EnvSpec
+
+MODULE = "rookery.topologies.local_actor"
+POLL = 0.2  # seconds between two looks at heartbeats
+STOP = 3.0  # seconds for the workers to end when asked to
+
+
+class Crew:
+    def __init__(self, config: RunConfig, folder: Path, signals: Signals):
+        self.config, self.limits, self.signals = config, config.supervisor, signals
+        self._logs = folder / "logs"
+        self._segments = {name: Segment.reserve(name) for name in ("slots", "weights", "pulse")}
+        self._workers: list[Worker | None] = [None] * config.actors
+        self._incarnation = [0] * config.actors
+        self._restarts = [Restarts(self.limits.restarts, self.limits.window) for _ in range(config.actors)]
+        self._busy: dict[int, int] = {}  # actor -> slot it is filling
+        self._job: Job | None = None
+        self._spec: EnvSpec | None = None
+
+    def __enter__(self) -> Crew:
+        self.signals.kill = self._kill
+        try:
+            for index in range(self.config.actors):
+                self._spawn(index)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        stop_all([worker for worker in self._workers if worker is not None], STOP)
+        for segment in self._segments.values():
+            segment.close()
+
+    def _kill(self) -> None:
+        for worker in self._workers:
+            if worker is not None:
+                worker.kill()
+
+    # Coming up
+
+    def spec(self) -> EnvSpec:
+        """What the environment looks like, as the workers say once they have made theirs."""
+        for index in range(self.config.actors):
+            self._until_up(index, self._await_ready)
+        assert self._spec is not None
+        return self._spec
+
+    def open(self, job: Job, shapes: dict[str, tuple[tuple[int, ...], str]], count: int) -> None:
+        """Lay out the shared memory and let every worker reset its environments."""
+        self._job = job
+        layout = Slots.layout(shapes, count)
+        sizes = {"slots": layout.size, "weights": WeightBoard.size(job.learner.published.size), "pulse": Pulse.size(self.config.actors)}
+        for name, segment in self._segments.items():
+            segment.allocate(sizes[name])
+        self.slots = Slots(self._segments["slots"], layout)
+        self._board = WeightBoard(self._segments["weights"])
+        self._pulse = Pulse(self._segments["pulse"])
+        self._free = list(range(count))
+        self._memory = {f"{name}_size": size for name, size in sizes.items()} | {"layout": msgspec.to_builtins(layout)}
+        for index in range(self.config.actors):
+            self._send_memory(index)
+        for index in range(self.config.actors):
+            self._until_up(index, self._await_started)
+
+    def _spawn(self, index: int) -> None:
+        start = {"config": encode_config(self.config).decode(), "index": index, "incarnation": self._incarnation[index]}
+        fds = {name: segment.fd for name, segment in self._segments.items()}
+        log = self._logs / f"actor-{index}.log"
+        self._workers[index] = Worker.start(MODULE, f"actor {index}", start, fds, log)
+
+    def _send_memory(self, index: int) -> None:
+        job = self._job
+        assert job is not None
+        resumed = job.snapshots and self._incarnation[index] == 0
+        snapshot = pack_tree(job.snapshots[index]) if resumed else None
+        self._send(index, self._memory | {"op": "memory", "sequence": job.sequence, "snapshot": snapshot})
+
+    def _await_ready(self, index: int) -> None:
+        message = self._recv(index, self.limits.start_deadline)
+        spec = msgspec.convert(message["spec"], EnvSpec)
+        if self._spec is not None and spec != self._spec:
+            raise EnvError(f"actor {index} made another environment than its peers: {spec} instead of {self._spec}")
+        self._spec = spec
+
+    def _await_started(self, index: int) -> None:
+        self._recv(index, self.limits.start_deadline)
+
+    def _until_up(self, index: int, wait: Any) -> None:
+        """Wait for a worker's word; if it fails instead, bring up a replacement."""
+        try:
+            wait(index)
+        except EnvError as error:
+            self._replace(index, error)
+
+    def _replace(self, index: int, error: EnvError) -> None:
+        """Put a new worker in the place of a failed one, or give up with the failed one's words."""
+        while True:
+            delay = self._restarts[index].next(error)
+            slot = self._busy.get(index)
+            steps = self._steps_in(slot) if slot is not None else 0
+            if self._job is not None:
+                self._job.journal.lost(steps, error.reason, f"{error} — replaced in {delay:.1f} s")
+            worker = self._workers[index]
+            assert worker is not None
+            worker.abort()
+            worker.channel.close()
+            self._pause(delay)
+            self._incarnation[index] += 1
+            self._spawn(index)
+            try:
+                self._await_ready(index)
+                if self._job is not None and self._memory:
+                    self._send_memory(index)
+                    self._await_started(index)
+                return
+            except EnvError as again:
+                error = again
+                self._busy.pop(index, None)
+
+    def _pause(self, delay: float) -> None:
+        """Wait before a replacement, unless the user wants to leave."""
+        until = time.monotonic() + delay
+        while (left := until - time.monotonic()) > 0 and self.signals.requested is None:
+            channels.wait([], left, wake=self.signals.fileno())
+
+    # At work
+
+    def publish(self, vector: torch.Tensor, version: int) -> None:
+        self._board.publish(vector.numpy(), version)
+
+    def collect(self) -> Iterator[tuple[int, int, ActorReport]]:
+        """One unroll of every actor, as they come: (actor, slot, report)."""
+        for index in range(self.config.actors):
+            self._order(index)
+        while self._busy:
+            ready = channels.wait([self._channel(index) for index in self._busy], POLL, wake=self.signals.fileno())
+            for index in [i for i in self._busy if self._channel(i) in ready]:
+                try:
+                    message = self._recv(index, 1.0)
+                except EnvError as error:
+                    self._again(index, error)
+                    continue
+                slot = self._busy.pop(index)
+                yield index, slot, msgspec.convert(message["report"], ActorReport)
+            for index in self._overdue():
+                self._again(index, self._hung(index))
+
+    def _order(self, index: int) -> None:
+        slot = self._free.pop()
+        self._busy[index] = slot
+        self._pulse.beat(index)
+        try:
+            self._send(index, {"op": "unroll", "slot": slot})
+        except EnvError as error:
+            self._again(index, error)
+
+    def _again(self, index: int, error: EnvError) -> None:
+        """The unroll is lost; its replacement starts on the same one."""
+        self._replace(index, error)
+        slot = self._busy.pop(index, None)
+        if slot is not None:
+            self.release(slot)
+        self._order(index)
+
+    def release(self, slot: int) -> None:
+        self.slots.release(slot, poison=self.config.debug)
+        self._free.append(slot)
+
+    def _steps_in(self, slot: int) -> int:
+        """Environment steps in a slot that was left half-filled."""
+        return live_steps(as_unroll(self.slots.arrays(slot)), self.slots.rows(slot))
+
+    def _overdue(self) -> list[int]:
+        return [index for index in self._busy if self._pulse.age(index) > self.limits.step_deadline]
+
+    def snapshots(self) -> list[dict[str, Any] | None]:
+        """The actors' states for a checkpoint; None where an environment cannot be restored."""
+        states: list[dict[str, Any] | None] = []
+        for index in range(self.config.actors):
+            try:
+                self._send(index, {"op": "snapshot"})
+                state = self._recv(index, self.limits.step_deadline)["state"]
+            except EnvError as error:
+                self._replace(index, error)
+                state = None
+            states.append(None if state is None else unpack_tree(state))
+        return states
+
+    # Words to and from a worker
+
+    def _channel(self, index: int) -> channels.Channel:
+        worker = self._workers[index]
+        assert worker is not None
+        return worker.channel
+
+    def _send(self, index: int, message: dict[str, Any]) -> None:
+        try:
+            self._channel(index).send(message, timeout=10.0)
+        except (ChannelClosed, ChannelTimeout) as error:
+            raise self._died(index) from error
+
+    def _recv(self, index: int, timeout: float) -> dict[str, Any]:
+        """The worker's next message; its failure, death or silence become an EnvError."""
+        try:
+            message = self._channel(index).recv(timeout=timeout)
+        except ChannelClosed as error:
+            raise self._died(index) from error
+        except ChannelTimeout as error:
+            raise self._hung(index) from error
+        if message["op"] == "failed":
+            raise _as_error(message)
+        return message
+
+    def _died(self, index: int) -> EnvError:
+        worker = self._workers[index]
+        assert worker is not None
+        try:  # its last words may still lie in the channel
+            while True:
+                message = worker.channel.recv(timeout=0.0)
+                if message["op"] == "failed":
+                    return _as_error(message)
+        except (ChannelClosed, ChannelTimeout):
+            pass
+        where = self._where(index)
+        return EnvError(f"actor {index} {worker.describe_exit()}{where}\n{worker.log_tail(20)}".rstrip(), "actor_died")
+
+    def _hung(self, index: int) -> EnvError:
+        worker = self._workers[index]
+        assert worker is not None
+        worker.abort()  # leaves the stack of the stuck process in its log
+        where, limit = self._where(index), self.limits.step_deadline
+        return EnvError(
+            f"environment {self.config.env} hung: actor {index} gave no sign of life for {limit:g} s{where}; the stack "
+            f"of the stuck process is in its log\n{worker.log_tail(30)}".rstrip(),
+            "actor_hung",
+        )
+
+    def _where(self, index: int) -> str:
+        slot = self._busy.get(index)
+        if slot is None:
+            return f" while starting environment {self.config.env}"
+        sequence = self._job.sequence if self._job else 0
+        return f" in environment {self.config.env}, unroll {sequence}, row {self.slots.rows(slot)} of it"
+
+
+def _as_error(message: dict[str, Any]) -> RookeryError:
+    """A worker's failure as the error it was over there."""
+    kind = {2: UsageError, 7: StorageError}.get(message["exit_code"])
+    if kind is not None:
+        return kind(message["error"])
+    text = message["error"] if message["exit_code"] == 3 else message["traceback"]
+    return EnvError(text, message.get("reason") or "actor_failed")

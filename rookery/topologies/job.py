@@ -1,0 +1,125 @@
+"""What every topology shares: the learner, the journal, checkpoints and the question whether to go on.
+
+A topology decides who runs where and who hands what to whom; a `Job` is what it does with a batch once it has one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rookery import checkpoint
+from rookery.algorithms.base import Algorithm
+from rookery.config import RunConfig
+from rookery.errors import LearnerError, NumericError, StorageError
+from rookery.journal import Journal
+from rookery.learner import Learner
+from rookery.replay.table import QueueTable
+from rookery.topologies.signals import Signals
+from rookery.topologies.threads import Threads
+from rookery.types import EnvSpec
+from rookery.weights import Published
+
+Snapshots = Callable[[], list[dict[str, Any] | None]]
+
+
+@dataclass
+class Job:
+    config: RunConfig
+    algorithm: Algorithm
+    learner: Learner
+    journal: Journal
+    folder: Path
+    signals: Signals
+    threads: Threads
+    spec: EnvSpec
+    snapshots: list[dict[str, Any] | None] = field(default_factory=list)  # of the actors, when resumed
+    sequence: int = 0  # unrolls every actor has delivered
+    _saved_at: int = 0
+
+    def goes_on(self) -> bool:
+        return self.signals.requested is None and self.journal.finished() is None
+
+    def learn(self, table: QueueTable) -> None:
+        """Train on the next batch of the table and tell the journal."""
+        journal, split = self.journal, self.journal.split
+        journal.queue_depth = len(table)
+        with split.stage("transfer"):
+            batch = table.sample()
+            steps = int(batch.live.sum())
+            lags = (self.learner.version - batch.version).tolist()
+        with split.stage("learn"):
+            self.threads.learning()
+            report = self.learner.step(batch, journal.progress)
+        self.sequence += 1
+        journal.trained(steps, lags, report, self.learner.updates)
+        journal.report()
+
+    def refresh(self, nets: nn.ModuleDict) -> None:
+        """Bring separate acting nets up to date (the learner computes elsewhere than the actors)."""
+        if nets is not self.learner.nets:
+            Published(self.algorithm, nets).load(self.learner.published.read())
+
+    def checkpoint_due(self) -> bool:
+        return self.journal.env_steps - self._saved_at >= self.config.checkpoint.every
+
+    def save(self, snapshots: Snapshots, in_flight: int) -> None:
+        """Write a checkpoint; a full disk is reported and training goes on."""
+        journal = self.journal
+        journal.ledger.in_flight = in_flight
+        self._saved_at = journal.env_steps
+        try:
+            with journal.split.stage("transfer"):
+                self._write(snapshots())
+        except StorageError as error:
+            journal.say(f"checkpoint failed, training goes on: {error}")
+
+    def _write(self, snapshots: list[dict[str, Any] | None]) -> None:
+        journal = self.journal
+        tensors, numbers = self.learner.state()
+        if not all(bool(torch.isfinite(t).all()) for t in tensors.values() if t.is_floating_point()):
+            raise NumericError("weights or optimiser state are not finite; the last good checkpoint was kept")
+        exact = all(s is not None for s in snapshots)
+        actors, actor_tensors = checkpoint.encode_tree({str(i): s for i, s in enumerate(snapshots)} if exact else {}, "actors")
+        score = journal.window.return_mean if journal.window.full else None
+        if score is not None:
+            journal.best = max(score, -math.inf if journal.best is None else journal.best)
+        meta = {"learner": numbers, "journal": journal.state(), "sequence": self.sequence, "actors": actors, "exact": exact}
+        checkpoint.save(
+            self.folder / "checkpoints", journal.env_steps, tensors | actor_tensors, meta,
+            keep=self.config.checkpoint.keep, best=score,
+        )  # fmt: skip
+
+    def close(self, in_flight: int) -> None:
+        """The books, at the end of a run."""
+        ledger = self.journal.ledger
+        ledger.in_flight = in_flight
+        if ledger.imbalance:
+            raise LearnerError(f"the ledger does not balance by {ledger.imbalance} steps: {ledger.as_dict()}")
+
+
+def acting_nets(job: Job) -> nn.ModuleDict:
+    """The nets that act in the learner's own process: the learner's own, unless those live on another device."""
+    if job.learner.device.type == "cpu":
+        return job.learner.nets
+    nets = job.algorithm.nets()
+    job.refresh(nets)
+    return nets
+
+
+def restore(job: Job, saved: checkpoint.Checkpoint) -> None:
+    """Put a fresh job into the state of a checkpoint."""
+    job.learner.load(saved.tensors, saved.meta["learner"])
+    job.journal.load(saved.meta["journal"])
+    job.sequence, job._saved_at = saved.meta["sequence"], saved.env_steps
+    actors = checkpoint.decode_tree(saved.meta["actors"], saved.tensors)
+    if saved.meta["exact"]:
+        job.snapshots = [actors[str(i)] for i in range(job.config.actors)]
+    else:
+        job.journal.say("the environments cannot be restored exactly: new episodes begin")

@@ -1,0 +1,72 @@
+"""The process of one actor: `python -m rookery.topologies.local_actor`, started by `local.py` and by nobody else.
+
+It says what its environment looks like, is told where the shared memory lies, then fills the slots it is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+
+from rookery.actor import Actor, as_unroll
+from rookery.config import RunConfig
+from rookery.envs.make import make
+from rookery.pipes.channel import Channel, pack_tree, unpack_tree
+from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
+from rookery.registry import build_algorithm, decode_config
+from rookery.topologies.faults import FaultPlan
+from rookery.topologies.supervise import serve
+from rookery.weights import Published
+
+IDLE = 3600.0  # seconds without a word from the parent; its death closes the channel at once
+
+
+def body(channel: Channel, start: dict[str, Any], fds: dict[str, int]) -> None:
+    torch.set_num_threads(1)
+    config: RunConfig = decode_config(start["config"])
+    index, incarnation = start["index"], start["incarnation"]
+    lanes = make(config, config.envs_per_actor)
+    channel.send({"op": "ready", "spec": msgspec.to_builtins(lanes.spec)}, timeout=IDLE)
+
+    memory = channel.recv(timeout=IDLE)
+    slots = Slots(Segment.attach(fds["slots"], memory["slots_size"]), memory["layout"])
+    board = WeightBoard(Segment.attach(fds["weights"], memory["weights_size"]))
+    pulse = Pulse(Segment.attach(fds["pulse"], memory["pulse_size"]))
+    algorithm = build_algorithm(config, lanes.spec)
+    nets = algorithm.nets()
+    published = Published(algorithm, nets)
+    vector = torch.empty(published.size)
+    actor = Actor(algorithm, nets, lanes, config.seed, index)
+    plan = FaultPlan.parse(config.fault_plan).only("actor", index, incarnation)
+    actor.sequence = memory["sequence"]
+    if memory["snapshot"] is not None:
+        actor.restore(unpack_tree(memory["snapshot"]))
+    else:
+        actor.reset(f"{memory['sequence']}.{incarnation}")
+    channel.send({"op": "started"}, timeout=IDLE)
+
+    while (order := channel.recv(timeout=IDLE))["op"] != "stop":
+        if order["op"] == "snapshot":
+            state = actor.snapshot()
+            channel.send({"op": "snapshot", "state": None if state is None else pack_tree(state)}, timeout=IDLE)
+            continue
+        slot, version = order["slot"], board.pull(vector.numpy())
+        published.load(vector)
+        slots.begin(slot, index, incarnation, actor.sequence, version)
+        before = actor.sequence * actor.plan.unroll
+
+        def tick(row: int, slot: int = slot, before: int = before) -> None:
+            pulse.beat(index)
+            slots.progress(slot, row)
+            if plan:
+                plan.fire("actor", index, before + row, actor.sequence, incarnation)
+
+        report = actor.unroll(as_unroll(slots.arrays(slot)), version, tick)
+        slots.finish(slot)
+        channel.send({"op": "full", "slot": slot, "report": msgspec.to_builtins(report)}, timeout=IDLE)
+
+
+if __name__ == "__main__":
+    serve(body)

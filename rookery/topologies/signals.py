@@ -1,0 +1,97 @@
+"""Ctrl-C, SIGTERM and SIGUSR1 while a run is on: the first asks, the second insists.
+
+The first signal only sets `requested`: the loop finishes the update in hand, writes a checkpoint and exits with that
+code. The second kills the workers and exits at once. Nothing is raised into the middle of a computation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from rookery.errors import INTERRUPT, REQUEUE
+
+CODES = {signal.SIGINT: INTERRUPT, signal.SIGTERM: REQUEUE}
+if hasattr(signal, "SIGUSR1"):
+    CODES[signal.SIGUSR1] = REQUEUE
+
+# `timeout` and batch systems signal a process and then its whole group: the same signal twice, one request.
+ECHO = 0.2  # seconds
+
+
+class Signals:
+    """Context manager, for the main thread; in any other thread it does nothing, and `requested` stays None.
+
+    `kill` is called before an exit at once: it must kill the workers, and not wait for them. May be set later.
+    """
+
+    def __init__(self, kill: Callable[[], None] | None = None, clock: Callable[[], float] = time.monotonic):
+        self.kill = kill
+        self._clock = clock
+        self._first: tuple[signal.Signals, float] | None = None  # signal and time of the request
+        self._old: dict[int, Any] = {}
+        self._old_wakeup = -1
+        self._pipe: tuple[int, int] | None = None
+
+    @property
+    def requested(self) -> int | None:
+        """The exit code that was asked for, None if none was."""
+        if self._first is None:
+            self._drain()
+        return None if self._first is None else CODES[self._first[0]]
+
+    def fileno(self) -> int:
+        """Readable as soon as a signal has come: give it to `wait` so that a blocked one notices at once."""
+        if self._pipe is None:
+            raise ValueError("signals are not being watched: use it as a context manager")
+        return self._pipe[0]
+
+    def __enter__(self) -> Signals:
+        read, write = os.pipe()
+        self._pipe = (read, write)
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        # The descriptor is written by the C handler, so that a signal just before a poll still ends that poll.
+        self._old_wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in CODES:
+            old = signal.getsignal(number)
+            # A background job of a shell ignores Ctrl-C, and shall go on doing so.
+            if not (number == signal.SIGINT and old == signal.SIG_IGN):
+                self._old[number] = old
+                signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, old in self._old.items():
+            signal.signal(number, signal.SIG_DFL if old is None else old)  # None: was not installed from Python
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._old_wakeup)
+        self._old = {}
+        if self._pipe is not None:
+            os.close(self._pipe[0])
+            os.close(self._pipe[1])
+            self._pipe = None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now, came = self._clock(), signal.Signals(number)
+        if self._first is None:
+            self._first = (came, now)
+        elif came != self._first[0] or now - self._first[1] > ECHO:
+            if self.kill is not None:
+                with contextlib.suppress(Exception):
+                    self.kill()
+            os._exit(CODES[came])
+
+    def _drain(self) -> None:
+        """Forget the wake-ups of signals that are not ours (SIGWINCH, SIGCHLD)."""
+        if self._pipe is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._pipe[0], 4096)

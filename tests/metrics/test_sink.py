@@ -1,0 +1,188 @@
+"""Records reach the file whole and in order; a disk that fails costs records at most, never the run."""
+
+import errno
+import os
+import stat
+import warnings
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rookery.errors import StorageError, UsageError
+from rookery.metrics import sink as sink_module
+from rookery.metrics.sink import JsonlSink, Sinks, TensorBoardSink, read_records
+
+
+def test_records_come_back_as_written(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write({"kind": "train", "env_steps": 128, "losses": {"policy": -0.5}, "text": "zwölf\nlines"})
+    assert read_records(path) == [
+        {"kind": "train", "env_steps": 128, "losses": {"policy": -0.5}, "text": "zwölf\nlines"}
+    ]
+    sink.close()
+    assert path.read_bytes().count(b"\n") == 1 and stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_tensors_and_numpy_numbers_become_numbers_and_non_finite_ones_null(tmp_path):
+    sink = JsonlSink(tmp_path / "m")
+    sink.write({"a": torch.tensor(1.5), "b": np.float32(0.5), "c": np.int64(3), "d": np.arange(2), "e": tmp_path})
+    sink.write({"a": float("nan"), "b": torch.tensor(float("inf")), "c": [np.float64("-inf")], "d": {"x": np.nan}})
+    first, second = read_records(tmp_path / "m")
+    assert first == {"a": 1.5, "b": 0.5, "c": 3, "d": [0, 1], "e": str(tmp_path)}
+    assert second == {"a": None, "b": None, "c": [None], "d": {"x": None}}
+
+
+def test_a_new_sink_continues_the_file(tmp_path):
+    for value in range(3):
+        sink = JsonlSink(tmp_path / "m")
+        sink.write({"value": value})
+        sink.close()
+    assert [record["value"] for record in read_records(tmp_path / "m")] == [0, 1, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut=st.integers(1, 36), padding=st.integers(0, 200_000))
+def test_a_file_cut_anywhere_is_mended(tmp_path_factory, cut, padding):
+    path = tmp_path_factory.mktemp("cut") / "m"
+    sink = JsonlSink(path)
+    sink.write({"value": 1})
+    sink.write({"value": 2, "padding": "x" * padding})  # longer than one block of the search for its start
+    sink.close()
+    os.truncate(path, path.stat().st_size - cut)
+    kept = [record["value"] for record in read_records(path)]
+    sink = JsonlSink(path)
+    sink.write({"value": 3})
+    sink.close()
+    assert [record["value"] for record in read_records(path)] == [*kept, 3]
+    assert kept == ([1, 2] if cut == 1 else kept) and path.read_bytes().endswith(b"\n")
+
+
+def test_a_full_device_degrades_to_memory_and_warns_once():
+    with pytest.warns(UserWarning, match=r"/dev/full cannot be written \(No space left") as caught:
+        sink = JsonlSink("/dev/full", ring=5)
+        for value in range(8):
+            sink.write({"value": value})
+        sink.close()
+    assert len(caught) == 1
+    assert sink.waiting == 5 and sink.dropped == 3 and sink.failures >= 8
+
+
+def test_a_path_that_cannot_be_opened_degrades_too(tmp_path):
+    with pytest.warns(UserWarning, match="cannot be written"):
+        sink = JsonlSink(tmp_path / "none" / "m")
+    sink.write({"value": 1})
+    assert sink.waiting == 1
+    (tmp_path / "none").mkdir()
+    sink.write({"value": 2})
+    assert sink.waiting == 0 and [record["value"] for record in read_records(tmp_path / "none" / "m")] == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be written")
+@settings(max_examples=100, deadline=None)
+@given(plan=st.lists(st.sampled_from(["ok", "full", "half", "all but the newline"]), min_size=1, max_size=12))
+def test_nothing_is_lost_or_doubled_by_a_disk_that_is_full_for_a_while(tmp_path_factory, plan):
+    path = tmp_path_factory.mktemp("full") / "m"
+    sink, real = JsonlSink(path), os.write
+
+    def write(handle, data):
+        match plan[value]:
+            case "full":
+                raise OSError(errno.ENOSPC, "full")
+            case "half":
+                return real(handle, data[: len(data) // 2])
+            case "all but the newline":
+                return real(handle, data[:-1])
+        return real(handle, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sink_module.os, "write", write)
+        for value in range(len(plan)):
+            sink.write({"value": value})
+    sink.close()
+    assert [record["value"] for record in read_records(path)] == list(range(len(plan)))
+
+
+def test_reading_tolerates_a_torn_last_line_and_nothing_else(tmp_path):
+    path = tmp_path / "m"
+    path.write_bytes(b'{"a": 1}\n\n{"a": 2}\n{"a"')
+    assert read_records(path) == [{"a": 1}, {"a": 2}]
+    path.write_bytes(b'{"a": 1}\n{"a\n{"a": 2}\n')
+    with pytest.raises(StorageError, match="line 2"):
+        read_records(path)
+    with pytest.raises(StorageError, match="cannot be read"):
+        read_records(tmp_path / "none")
+    for hostile in (b"[" * 100_000 + b"\n", b"\xff\n", b"3\n"):
+        path.write_bytes(hostile)
+        with pytest.raises(StorageError, match="line 1"):
+            read_records(path)
+
+
+class Broken:
+    calls = 0
+
+    def write(self, record):
+        self.calls += 1
+        raise RuntimeError("no connection")
+
+    def close(self):
+        raise RuntimeError("no connection")
+
+
+def test_one_broken_sink_does_not_concern_the_others(tmp_path):
+    broken = Broken()
+    sinks = Sinks([broken, JsonlSink(tmp_path / "m")])
+    with pytest.warns(UserWarning, match="Broken failed, training goes on: RuntimeError: no connection") as caught:
+        for value in range(50):
+            sinks.write({"value": value})
+        sinks.close()
+    assert len(caught) == 1 and len(read_records(tmp_path / "m")) == 50
+    assert broken.calls == Sinks.patience and sinks.failures == [Sinks.patience + 1, 0]
+
+
+def test_a_record_that_is_not_json_is_a_failure_of_the_sink_not_of_the_run(tmp_path):
+    sinks = Sinks([JsonlSink(tmp_path / "m")])
+    with pytest.warns(UserWarning, match="JsonlSink failed"):
+        sinks.write({"a": "\ud800"})
+    sinks.write({"a": 1})
+    assert read_records(tmp_path / "m") == [{"a": 1}]
+
+
+def test_tensorboard_shows_the_numbers_of_a_record(tmp_path):
+    sinks = Sinks.of_run(tmp_path, tensorboard=True)
+    for steps in (100, 200):
+        losses = {"policy": torch.tensor(0.5), "value": float("nan")}
+        sinks.write({"kind": "train", "env_steps": steps, "return_mean": 10.0 * steps, "losses": losses, "env": "x"})
+    sinks.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"train/return_mean", "train/losses/policy"}
+    assert [(event.step, event.value) for event in events.Scalars("train/return_mean")] == [
+        (100, 1000.0),
+        (200, 2000.0),
+    ]
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "tensorboard").iterdir()}
+    assert modes == {0o600} and len(read_records(tmp_path / "metrics.jsonl")) == 2
+
+
+def test_tensorboard_is_used_if_installed_and_missed_only_if_asked_for(tmp_path, monkeypatch):
+    assert [type(sink) for sink in Sinks.of_run(tmp_path).sinks] == [JsonlSink, TensorBoardSink]
+    assert [type(sink) for sink in Sinks.of_run(tmp_path, tensorboard=False).sinks] == [JsonlSink]
+    monkeypatch.setattr(sink_module.importlib.util, "find_spec", lambda name: None)
+    assert [type(sink) for sink in Sinks.of_run(tmp_path).sinks] == [JsonlSink]
+    with pytest.raises(UsageError, match=r"rookery\[tensorboard\]"):
+        Sinks.of_run(tmp_path, tensorboard=True)
+
+
+def test_writing_warns_of_nothing_when_all_is_well(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sinks = Sinks.of_run(tmp_path, tensorboard=False)
+        sinks.write({"env_steps": 1})
+        sinks.close()
+    assert msgspec.json.decode((tmp_path / "metrics.jsonl").read_bytes()) == {"env_steps": 1}

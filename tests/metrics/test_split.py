@@ -1,0 +1,114 @@
+"""The time split adds up, whatever was measured, and its advice names the largest share and a setting that exists."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rookery.config import RunConfig
+from rookery.metrics.split import STAGES, Split, advice, collect_shares, shares
+
+CONFIG = RunConfig(recipe="ppo", algorithm="m:C", env="CartPole-v1", algo=None)
+seconds = st.dictionaries(st.sampled_from(STAGES), st.floats(0, 1e6))
+wall = st.floats(0, 1e6)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_stages_count_their_own_time_without_the_inner_ones():
+    clock = Clock()
+    split = Split(clock)
+    with split.stage("learn"):
+        clock.now += 1
+        with split.stage("transfer"):
+            clock.now += 2
+            with split.stage("learn"):
+                clock.now += 4
+        with split.stage("wait"):
+            clock.now += 8
+    clock.now += 16
+    split.add("env", 3.0)
+    assert split.seconds == {"env": 3, "inference": 0, "learn": 5, "transfer": 2, "wait": 8, "other": 0}
+    assert split.shares(36)["other"] == pytest.approx(18 / 36)
+
+
+def test_a_stage_left_by_an_exception_is_still_closed():
+    clock = Clock()
+    split = Split(clock)
+    with pytest.raises(KeyError), split.stage("env"):
+        clock.now += 1
+        raise KeyError
+    with split.stage("learn"):
+        clock.now += 1
+    assert split.seconds["env"] == 1 and split.seconds["learn"] == 1
+
+
+def test_take_starts_again_from_zero():
+    split = Split()
+    split.add("env", 2.0)
+    assert split.take()["env"] == 2.0 and split.take()["env"] == 0.0
+
+
+def test_an_unknown_stage_is_an_error():
+    with pytest.raises(KeyError):
+        Split().stage("sleep")
+    with pytest.raises(KeyError):
+        Split().add("sleep", 1.0)
+
+
+@given(seconds, wall)
+def test_shares_sum_to_one(seconds, wall):
+    result = shares(seconds, wall)
+    assert sum(result.values()) == pytest.approx(1.0) and tuple(result) == STAGES and min(result.values()) >= 0
+
+
+@given(st.lists(seconds, max_size=4), wall, seconds, wall)
+def test_shares_of_several_actors_sum_to_one(actors, collect, learner, wall):
+    result = collect_shares(actors, collect, learner, wall)
+    assert sum(result.values()) == pytest.approx(1.0) and min(result.values()) >= 0
+
+
+def test_collecting_is_what_the_mean_actor_did_and_the_rest_is_waiting():
+    fast, slow = {"env": 2.0, "inference": 1.0, "wait": 4.0}, {"env": 5.0, "inference": 1.0, "other": 1.0}
+    result = collect_shares([fast, slow], 7.0, {"learn": 2.0, "transfer": 0.5}, 10.0)
+    expected = {"env": 0.35, "inference": 0.1, "learn": 0.2, "transfer": 0.05, "wait": 0.2, "other": 0.1}
+    assert result == pytest.approx(expected)
+
+
+def test_actors_that_worked_while_the_learner_did_are_scaled_to_the_collecting_time():
+    result = collect_shares([{"env": 9.0, "inference": 3.0}], 4.0, {"learn": 6.0}, 10.0)
+    assert result == pytest.approx({"env": 0.3, "inference": 0.1, "learn": 0.6, "transfer": 0, "wait": 0, "other": 0})
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "cores", "words"),
+    [
+        ("env", {}, 8, "--topology local --actors 8"),
+        ("env", {"topology": "local", "actors": 2}, 8, "--actors 4"),
+        ("env", {"topology": "local", "actors": 8}, 8, "a lighter environment"),
+        ("env", {}, 1, "a lighter environment"),
+        ("inference", {}, 2, "--envs-per-actor 16"),
+        ("learn", {}, 2, "--compile, or --device cuda"),
+        ("learn", {"device": "cuda"}, 2, "fewer epochs"),
+        ("transfer", {}, 2, "unroll"),
+        ("wait", {"topology": "local", "actors": 8}, 2, "--actors 2"),
+        ("wait", {"topology": "local", "actors": 2}, 2, "--envs-per-actor 16"),
+        ("other", {}, 2, "profiler"),
+    ],
+)
+def test_advice_names_the_largest_share_and_a_remedy(stage, changes, cores, words):
+    line = advice(
+        {stage: 0.62, "other" if stage != "other" else "env": 0.38}, dataclasses.replace(CONFIG, **changes), cores
+    )
+    assert "limits the run (62%): try " in line and words in line and "\n" not in line
+
+
+def test_advice_is_modest_about_a_small_lead_and_silent_without_data():
+    assert "takes the largest share (30%)" in advice({"env": 0.3, "learn": 0.25}, CONFIG, 2)
+    assert advice({}, CONFIG) == "" and advice({"env": None}, CONFIG) == ""

@@ -1,0 +1,200 @@
+"""Policy losses and distributions: golden values, gradients by autograd and finite differences, frequencies."""
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.distributions import Categorical, Normal
+
+from rookery.ops import policy
+
+F64 = torch.float64
+CHI2_999 = {3: 16.27, 5: 20.52}  # 99.9 % points of chi-square by degrees of freedom
+
+
+def leaf(*values):
+    return torch.tensor(values, dtype=F64, requires_grad=True)
+
+
+def randn(*shape, seed=0, grad=True):
+    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed)).requires_grad_(grad)
+
+
+class TestClippedSurrogate:
+    def test_ppo1_objective_and_where_its_gradient_vanishes(self):
+        ratio, advantage = torch.tensor([1.5, 1.5, 0.5, 0.5], dtype=F64), torch.tensor([1.0, -1, 1, -1], dtype=F64)
+        logp = torch.full((4,), -1.0, dtype=F64)
+        new_logp = (logp + ratio.log()).requires_grad_()
+        loss = policy.clipped_surrogate(new_logp, logp, advantage, 0.2)
+        torch.testing.assert_close(-loss, torch.tensor([1.2, -1.5, 0.5, -0.8], dtype=F64))
+        loss.sum().backward()
+        torch.testing.assert_close(new_logp.grad, torch.tensor([0, 1.5, -0.5, 0], dtype=F64))
+
+    def test_at_ratio_one_the_gradient_is_the_policy_gradient(self):
+        advantage = torch.tensor([2.0, -3.0], dtype=F64)
+        new_logp = leaf(-0.5, -1.5)
+        policy.clipped_surrogate(new_logp, new_logp.detach(), advantage, 0.2).sum().backward()
+        torch.testing.assert_close(new_logp.grad, -advantage)
+
+    def test_gradcheck(self):
+        new_logp, logp = randn(16, seed=1), randn(16, seed=2, grad=False)
+        advantage = randn(16, seed=3, grad=False)
+        assert gradcheck(lambda x: policy.clipped_surrogate(x, logp, advantage, 0.2), new_logp)
+
+    def test_shapes_do_not_broadcast(self):
+        with pytest.raises(AssertionError):
+            policy.clipped_surrogate(torch.zeros(4, 1), torch.zeros(4, 1), torch.zeros(4), 0.2)
+
+
+class TestDivergence:
+    def test_kl_estimate_is_zero_at_equality_and_never_negative(self):
+        logp = randn(64, grad=False)
+        assert not policy.kl_estimate(logp, logp).any()
+        assert (policy.kl_estimate(randn(64, seed=1), logp) >= 0).all()
+
+    def test_kl_estimate_averages_to_the_divergence_from_old_to_new(self):
+        old, new = torch.tensor([0.5, 0.3, 0.2], dtype=F64), torch.tensor([0.2, 0.3, 0.5], dtype=F64)
+        expected = (old * (old / new).log()).sum()
+        torch.testing.assert_close((old * policy.kl_estimate(new.log(), old.log())).sum(), expected)
+
+    def test_kl_estimate_keeps_its_precision_for_tiny_changes(self):
+        step = torch.tensor(1e-4, dtype=torch.float32)  # naively, exp(step) - 1 - step is rounding noise in float32
+        torch.testing.assert_close(policy.kl_estimate(step, torch.zeros(())).item(), 0.5e-8, rtol=0.1, atol=0)
+
+    def test_clip_fraction_marks_ratios_outside_on_both_sides(self):
+        ratio = torch.tensor([0.7, 0.9, 1.0, 1.1, 1.3])
+        assert policy.clip_fraction(ratio.log(), torch.zeros(5), 0.2).tolist() == [1, 0, 0, 0, 1]
+
+
+class TestCategorical:
+    masked = (0.3, -math.inf, 1.0, -2.0)
+
+    def test_logp_and_entropy_agree_with_torch_distributions(self):
+        logits = randn(5, 3, 7, grad=False) * 4
+        action = torch.arange(15).reshape(5, 3) % 7
+        reference = Categorical(logits=logits)
+        torch.testing.assert_close(policy.categorical_logp(logits, action), reference.log_prob(action))
+        torch.testing.assert_close(policy.categorical_entropy(logits), reference.entropy())
+
+    def test_gradcheck(self):
+        logits, action = randn(4, 5), torch.tensor([0, 4, 2, 2])
+        assert gradcheck(lambda x: policy.categorical_logp(x, action), logits)
+        assert gradcheck(policy.categorical_entropy, logits)
+
+    def test_a_forbidden_action_leaves_entropy_and_gradients_finite(self):
+        logits = leaf(*self.masked)
+        allowed = torch.tensor([0.3, 1.0, -2.0], dtype=F64)
+        entropy, logp = policy.categorical_entropy(logits), policy.categorical_logp(logits, torch.tensor(2))
+        torch.testing.assert_close(entropy, Categorical(logits=allowed).entropy())
+        torch.testing.assert_close(logp, allowed.log_softmax(-1)[1])
+        (entropy + logp).backward()
+        assert logits.grad.isfinite().all() and logits.grad[1] == 0
+
+    def test_extreme_logits_do_not_overflow(self):
+        logits = torch.tensor([1e4, 0.0, -1e4])
+        assert policy.categorical_entropy(logits) == 0
+        assert policy.categorical_logp(logits, torch.tensor(0)) == 0
+
+    def test_a_stray_dimension_is_refused(self):
+        with pytest.raises(AssertionError):
+            policy.categorical_logp(torch.zeros(4, 3), torch.zeros(4, 1, dtype=torch.int64))
+
+
+class TestCategoricalSample:
+    @pytest.mark.parametrize("logits", [[0.0, 0.0, 0.0, 0.0], [2.0, 0.0, -1.0, 1.0], [5.0, 1.0, 0.0, 2.0]])
+    def test_frequencies(self, logits):
+        draws, logits = 40_000, torch.tensor(logits)
+        sample = policy.categorical_sample(logits.expand(draws, 4), torch.Generator().manual_seed(7))
+        expected = logits.softmax(-1) * draws
+        assert ((sample.bincount(minlength=4) - expected) ** 2 / expected).sum() < CHI2_999[3]
+
+    def test_rows_are_independent(self):
+        sample = policy.categorical_sample(torch.zeros(40_000, 2, 3)[..., :2], torch.Generator().manual_seed(3))
+        pairs = (2 * sample[:, 0] + sample[:, 1]).bincount(minlength=4).double()
+        assert ((pairs - 10_000) ** 2 / 10_000).sum() < CHI2_999[3]
+
+    def test_a_forbidden_action_never_comes(self):
+        logits = torch.tensor([-math.inf, -80.0, -math.inf, -81.0]).expand(200_000, 4)
+        sample = policy.categorical_sample(logits, torch.Generator().manual_seed(1))
+        assert sorted(set(sample.tolist())) == [1, 3]
+
+    def test_a_forbidden_action_never_comes_even_if_the_noise_is_zero(self, monkeypatch):
+        monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, generator=None: self.zero_())
+        logits = torch.tensor([[-math.inf, 1.0, 3.0], [2.0, 1.0, -math.inf]])
+        assert policy.categorical_sample(logits, None).tolist() == [2, 0]
+
+    def test_the_generator_decides(self):
+        logits = randn(3, 5, 6)
+        first, second, other = (
+            policy.categorical_sample(logits, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+        )
+        assert torch.equal(first, second) and not torch.equal(first, other)
+        assert first.shape == (3, 5) and first.dtype == torch.int64
+
+    def test_logits_are_left_as_they_were(self):
+        logits = randn(4, 3)
+        before = logits.detach().clone()
+        policy.categorical_sample(logits, None)
+        assert torch.equal(logits, before)
+
+
+class TestGaussian:
+    def test_logp_and_entropy_agree_with_torch_distributions(self):
+        mean, action = randn(5, 2, 3), randn(5, 2, 3, seed=1)
+        for log_std in (randn(3, seed=2), randn(5, 2, 3, seed=2)):
+            reference = Normal(mean, log_std.exp())
+            torch.testing.assert_close(policy.gaussian_logp(mean, log_std, action), reference.log_prob(action).sum(-1))
+            entropy = policy.gaussian_entropy(log_std)
+            torch.testing.assert_close(entropy, Normal(torch.zeros_like(log_std), log_std.exp()).entropy().sum(-1))
+
+    def test_gradcheck(self):
+        args = randn(4, 3), randn(3, seed=1), randn(4, 3, seed=2)
+        assert gradcheck(policy.gaussian_logp, args)
+        assert gradcheck(policy.squashed_gaussian_logp, args)
+        assert gradcheck(policy.gaussian_entropy, args[1])
+
+    def test_squashed_density_integrates_to_one(self):
+        action = torch.linspace(-1, 1, 200_001, dtype=F64)[1:-1]
+        pre_tanh, log_std = action.atanh()[:, None], torch.tensor([-0.3], dtype=F64)
+        logp = policy.squashed_gaussian_logp(torch.full_like(pre_tanh, 0.4), log_std, pre_tanh)
+        assert torch.trapezoid(logp.exp(), action).item() == pytest.approx(1, abs=1e-4)
+
+    def test_squashed_logp_is_finite_where_tanh_saturates(self):
+        pre_tanh = torch.tensor([[-60.0], [-10.0], [0.0], [10.0], [60.0]], requires_grad=True)
+        mean, log_std = pre_tanh.detach(), torch.zeros(1)
+        logp = policy.squashed_gaussian_logp(mean, log_std, pre_tanh)
+        log_det = 2 * (math.log(2) - pre_tanh[:, 0].abs()) + torch.tensor([0, 0, -2 * math.log(2), 0, 0])
+        torch.testing.assert_close(logp, -0.5 * math.log(2 * math.pi) - log_det, rtol=1e-6, atol=1e-6)
+        logp.sum().backward()
+        torch.testing.assert_close(pre_tanh.grad[:, 0], torch.tensor([-2.0, -2, 0, 2, 2]))
+
+
+class TestMaskedMean:
+    def test_is_the_mean_under_weights(self):
+        x, weight = leaf(1, 2, 3, 4), torch.tensor([1, 0, 0.5, 0.5], dtype=F64)
+        assert policy.masked_mean(x, weight).item() == (1 + 1.5 + 2) / 2
+
+    def test_live_rows_may_be_given_as_booleans(self):
+        assert policy.masked_mean(torch.tensor([1.0, 5.0, 3.0]), torch.tensor([True, False, True])) == 2
+
+    @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+    def test_what_has_no_weight_contributes_nothing_not_even_to_the_gradient(self, poison):
+        x = leaf(1, poison, 3)
+        mean = policy.masked_mean(x, torch.tensor([1.0, 0, 1], dtype=F64))
+        mean.backward()
+        assert mean.item() == 2 and x.grad.tolist() == [0.5, 0, 0.5]
+
+    def test_no_weight_at_all_is_zero_with_zero_gradient(self):
+        x = leaf(1, math.nan)
+        mean = policy.masked_mean(x, torch.zeros(2, dtype=F64))
+        mean.backward()
+        assert mean.item() == 0 and x.grad.tolist() == [0, 0]
+
+    def test_gradcheck(self):
+        weight = torch.tensor([0.3, 0, 1, 0.7], dtype=F64)
+        assert gradcheck(lambda x: policy.masked_mean(x, weight), randn(4))
+
+    def test_shapes_do_not_broadcast(self):
+        with pytest.raises(AssertionError):
+            policy.masked_mean(torch.zeros(3, 2), torch.ones(3))

@@ -1,0 +1,130 @@
+"""Trees of state survive JSON and safetensors unchanged, and what does not fit is refused by name."""
+
+import math
+import random
+
+import msgspec
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from rookery.codec import MAX_DEPTH, decode_tree, encode_tree
+from rookery.errors import CheckpointError
+
+
+def through_disk(tree):
+    """What a checkpoint does to a tree: the JSON part to text, the tensors to safetensors bytes, and back."""
+    part, tensors = encode_tree(tree, "x")
+    return decode_tree(
+        msgspec.json.decode(msgspec.json.encode(part)), safetensors.torch.load(safetensors.torch.save(tensors))
+    )
+
+
+def same(a, b):
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            same(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            same(x, y)
+    elif isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    elif isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+    elif isinstance(a, float):
+        assert (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+    else:
+        assert a == b
+
+
+numbers = ["bool", "uint8", "int8", "int16", "uint16", "int32", "int64", "uint64", "float16", "float32", "float64"]
+arrays = st.sampled_from(numbers).flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+)
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+scalars = st.none() | st.booleans() | st.integers() | st.integers(2**60, 2**200) | st.floats() | text | st.binary()
+keys = text | st.integers() | st.tuples(st.integers(), text) | st.just("$int")
+trees = st.recursive(
+    scalars | arrays,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3) | st.tuples(inner, inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(trees)
+def test_any_tree_comes_back_equal(tree):
+    same(tree, through_disk(tree))
+
+
+@pytest.mark.parametrize("generator", [np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64])
+def test_numpy_generators_continue_where_they_stopped(generator):
+    rng = np.random.Generator(generator(7))
+    rng.normal(size=5)
+    rng.integers(0, 9, dtype=np.int32)  # leaves half a word in the generator's buffer
+    copy = np.random.Generator(generator())
+    copy.bit_generator.state = through_disk(rng.bit_generator.state)
+    np.testing.assert_array_equal(copy.integers(0, 2**31, 50), rng.integers(0, 2**31, 50))
+
+
+def test_python_and_torch_generators_continue_where_they_stopped():
+    rng, copy = random.Random(3), random.Random()
+    rng.gauss(0, 1)
+    copy.setstate(through_disk(rng.getstate()))
+    assert copy.gauss(0, 1) == rng.gauss(0, 1) and copy.random() == rng.random()
+    torch_rng, torch_copy = torch.Generator().manual_seed(3), torch.Generator()
+    torch_copy.set_state(through_disk(torch_rng.get_state()))
+    assert torch.equal(torch.rand(9, generator=torch_rng), torch.rand(9, generator=torch_copy))
+
+
+def test_restored_arrays_can_be_written_to():
+    array = through_disk({"a": np.arange(3)})["a"]
+    array += 1
+    np.testing.assert_array_equal(array, [1, 2, 3])
+
+
+def test_foreign_byte_order_keeps_its_values():
+    np.testing.assert_array_equal(through_disk(np.arange(5, dtype=">i4")), np.arange(5))
+
+
+@pytest.mark.parametrize(
+    "bad", [object(), {1, 2}, np.array(["text"]), np.array([object()]), np.longdouble(1), lambda: 0]
+)
+def test_objects_are_refused_by_name(bad):
+    with pytest.raises(CheckpointError, match="env/state"):
+        encode_tree({"a": [bad]}, "env/state")
+
+
+def test_a_tree_that_contains_itself_is_refused():
+    loop: list = []
+    loop.append(loop)
+    with pytest.raises(CheckpointError, match=f"deeper than {MAX_DEPTH}"):
+        encode_tree(loop)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"$array": "not there"}, {"$array": ["x"]}, {"$int": "zz"}, {"$int": 5}, {"$float": "1"}, {"$float": []},
+        {"$object": "os.system"}, {"$tuple": 3}, {"$dict": [[1]]}, {"$dict": [[[1], 2]]}, {"$int": "0x1", "b": 2},
+        {"$bytes": None}, {"$array": "half"},
+    ],
+)  # fmt: skip
+def test_a_malformed_tag_is_a_clean_error(part):
+    with pytest.raises(CheckpointError, match="cannot be decoded"):
+        decode_tree({"a": part}, {"half": torch.zeros(1, dtype=torch.bfloat16)})
+
+
+def test_depth_is_bounded_when_reading():
+    part: list = []
+    for _ in range(MAX_DEPTH + 1):
+        part = [part]
+    with pytest.raises(CheckpointError, match="deeper"):
+        decode_tree(part, {})
