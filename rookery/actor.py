@@ -66,6 +66,8 @@ class Actor:
         rng = self._rng.manual_seed(seed_of(self.seed, "act", self.index, self.sequence))
         state, live, obs_in = self._state, self._live, _rows(out.obs)
         recurrent = bool(state)
+        # Episodes are told in the game's own points where the reward that trains is clipped.
+        score = np.empty(out.reward.shape, np.float64) if self.lanes.score is not None else None
         env_s = inference_s = 0.0
         out.live[0] = live
         out.version[:], out.lane[:] = version, self.first_lane + np.arange(self.lanes.count)
@@ -87,6 +89,8 @@ class Actor:
                     inference_s += t1 - t0
                     env_s += t2 - t1
                     _write(out, row, action, output, obs, reward, terminated, truncated)
+                    if score is not None:
+                        score[row] = self.lanes.score
                     if recurrent:
                         # A dead row's state is spent: the row after it starts an episode.
                         state = output.state if live.all() else _zeroed(output.state, live)
@@ -95,12 +99,12 @@ class Actor:
             raise self._located(fault, fault.lane, row, live_steps(out, row), rows_of=out) from fault
         self._state = tree.map(torch.clone, state)
         self._obs = tree.map(lambda rows: rows[-1].copy(), out.obs)
-        report = self._finish(out)
+        report = self._finish(out, out.reward if score is None else score)
         report.env_s, report.inference_s, report.total_s = env_s, inference_s, perf_counter() - started
         self.sequence += 1
         return report
 
-    def _finish(self, out: Unroll) -> ActorReport:
+    def _finish(self, out: Unroll, points: np.ndarray) -> ActorReport:
         ends = out.terminated | out.truncated
         np.logical_not(ends[:-1], out=out.live[1:])
         steps = live_steps(out, self.plan.unroll)
@@ -110,7 +114,7 @@ class Actor:
             fault = LaneFault(lane, f"returned {what}", reason="nonfinite")
             raise self._located(fault, lane, row, steps, rows_of=out)
         report = ActorReport(steps)
-        total = self._total + np.cumsum(out.reward, axis=0, dtype=np.float64)
+        total = self._total + np.cumsum(points, axis=0, dtype=np.float64)
         length = self._length + np.cumsum(out.live, axis=0)
         for lane in range(self.lanes.count):
             spent, walked = 0.0, 0
@@ -189,7 +193,7 @@ def live_steps(unroll: Unroll, rows: int) -> int:
     ends = np.count_nonzero(unroll.terminated[: rows - 1]) + np.count_nonzero(
         unroll.truncated[: rows - 1] & ~unroll.terminated[: rows - 1]
     )
-    return int(unroll.live[0].sum()) + (rows - 1) * unroll.live.shape[1] - ends
+    return int(unroll.live[0].sum()) + (rows - 1) * unroll.live.shape[1] - int(ends)
 
 
 def unroll_shapes(

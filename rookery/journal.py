@@ -131,7 +131,8 @@ class Journal:
 
     @property
     def progress(self) -> float:
-        return min(1.0, self.env_steps / self.config.env_steps)
+        """Share of the run that has been trained on."""
+        return min(1.0, self.ledger.trained / self.config.env_steps)
 
     def finished(self) -> str | None:
         """The reason to stop, if there is one."""

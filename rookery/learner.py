@@ -8,6 +8,7 @@ skipped and counted, three in a row end the run.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,7 @@ class Learner:
         self.updates = 0  # optimiser steps
         self.skipped = 0  # updates refused because they were not finite
         self._skips_in_a_row = 0
+        self.spoil: Callable[[int], bool] = lambda updates: False  # faults on purpose: spoil this update's gradient?
 
     def step(self, batch: Unroll, progress: float) -> StepReport:
         """One whole update on a batch; `progress` in [0, 1] is the share of the run that lies behind."""
@@ -89,6 +91,8 @@ class Learner:
         norms = {}
         for group, flat in self.flat.items():
             self.reduce(flat.grad)
+            if self.spoil(self.updates):
+                flat.grad.fill_(math.nan)
             norm = torch.linalg.vector_norm(flat.grad)
             value = norm.item()
             if not math.isfinite(value):

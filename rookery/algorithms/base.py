@@ -61,6 +61,10 @@ class Algorithm(ABC):
     def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
         """One optimiser per group, each over one flat parameter."""
 
+    def work(self, nets: nn.ModuleDict) -> float:
+        """Multiply-adds of one minibatch's forward pass, roughly: how large a piece of work the learner has."""
+        return math.inf
+
     def schedule(self, progress: float) -> dict[str, float]:
         """Learning rate per group at a share of the run in [0, 1]; also where other schedules are set."""
         return {}

@@ -205,6 +205,12 @@ class PPO(Algorithm):
         config = self.config
         return {name: torch.optim.Adam([p], config.lr, eps=config.adam_eps, fused=True) for name, p in parameters.items()}
 
+    def work(self, nets: nn.ModuleDict) -> float:
+        if any(leaf.kind == "image" for leaf in self.spec.obs.values()):
+            return math.inf
+        rows = self.config.unroll * self.lanes / self.config.minibatches
+        return rows * sum(p.numel() for p in nets.parameters())
+
     def schedule(self, progress: float) -> dict[str, float]:
         config = self.config
         self.clip = linear(config.clip, config.clip if config.clip_end is None else config.clip_end, progress)

@@ -28,9 +28,14 @@ HELP = ("-h", "--help")
 
 def flags_of(config: Any, prefix: str = "") -> dict[str, Any]:
     """Flag -> type of every field of a dataclass (or an instance, then with the fields inside): "net.core-size"."""
-    hints = typing.get_type_hints(config if isinstance(config, type) else type(config))
+    import tyro
+
+    cls = config if isinstance(config, type) else type(config)
+    hints, marked = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
     found: dict[str, Any] = {}
     for field in dataclasses.fields(config):
+        if tyro.conf.Positional in getattr(marked[field.name], "__metadata__", ()):
+            continue
         name = prefix + field.name.replace("_", "-")
         inner = None if isinstance(config, type) else getattr(config, field.name)
         if dataclasses.is_dataclass(inner):
@@ -116,10 +121,10 @@ def nearest(name: str, known: Iterable[str], mark: str = "") -> str:
     known = list(known)
     name = name.lstrip("-")
     same = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
-    close = list(dict.fromkeys(same + difflib.get_close_matches(name, known, n=3, cutoff=0.5)))[:3]
+    close = list(dict.fromkeys(same + difflib.get_close_matches(name, known, n=3, cutoff=0.6)))[:3]
     if close:
         return "did you mean " + " or ".join(mark + other for other in close) + "?"
-    return "known: " + ", ".join(sorted(known)) if len(known) < 20 else "--help lists them all"
+    return "known: " + ", ".join(mark + other for other in sorted(known)) if len(known) < 20 else "--help lists them all"
 
 
 def parse(kind: type[T], words: list[str], prog: str, about: str, default: T | None = None) -> T:
@@ -131,7 +136,8 @@ def parse(kind: type[T], words: list[str], prog: str, about: str, default: T | N
     try:
         with contextlib.redirect_stderr(said):
             given = {} if default is None else {"default": default}
-            return tyro.cli(kind, prog=prog, description=about, args=words, **given)
+            names = (tyro.conf.PositionalMetavarFromFieldName,)
+            return tyro.cli(kind, prog=prog, description=about, args=words, config=names, **given)
     except SystemExit as end:
         if not end.code:
             raise
@@ -152,6 +158,9 @@ def one_line(box: str) -> str:
     text = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number", text)
     text = re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", text)
     text = re.sub(r"invalid choice ('.*?') for argument '(.*?)'\. Expected one of \((.*)\)\.", _choices, text)
+    text = re.sub(r"Could not find valid parse for arguments: \[(.*)\]", r"\1 cannot be read", text)
+    text = re.sub(r"Missing value for argument '(.*?)'\. Expected .*", r"\1 needs a value", text)
+    text = re.sub(r"Missing from .*?: ([A-Z]+) .*", r"\1 is missing", text)
     text = text.removeprefix("Error parsing ").replace("Unrecognized options:", "not understood:")
     return text or "the command line cannot be understood"
 

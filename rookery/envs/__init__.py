@@ -1,0 +1,28 @@
+"""Environments: the border where everything becomes next-step reset, and tasks of our own.
+
+Importing this package registers our tasks with Gymnasium and does nothing else; torch is not loaded.
+"""
+
+import gymnasium
+
+_TASKS = {
+    "rookery/RepeatPrevious-v0": {
+        "entry_point": "rookery.envs.memory:RepeatPrevious",
+        "vector_entry_point": "rookery.envs.memory:RepeatPreviousVector",
+    },
+    "rookery/TMaze-v0": {
+        "entry_point": "rookery.envs.memory:TMaze",
+        "vector_entry_point": "rookery.envs.memory:TMazeVector",
+    },
+    "rookery/CartPoleMasked-v0": {
+        "entry_point": "rookery.envs.cartpole:MaskedCartPole",
+        "vector_entry_point": "rookery.envs.cartpole:MaskedCartPoleVector",
+        "max_episode_steps": 500,
+    },
+    "rookery/Counter-v0": {"entry_point": "rookery.envs.scripted:Counter"},
+    "rookery/Faulty-v0": {"entry_point": "rookery.envs.scripted:Faulty"},
+}
+
+for _id, _how in _TASKS.items():
+    if _id not in gymnasium.registry:
+        gymnasium.register(_id, **_how)

@@ -37,7 +37,7 @@ class LaneFault(Exception):
 
 
 class Lanes(ABC):
-    """B environments stepped together, next-step reset. Arrays that are returned may be overwritten by the next call."""
+    """B environments stepped together, next-step reset. What is returned may be overwritten by the next call."""
 
     spec: EnvSpec
     count: int
@@ -71,7 +71,7 @@ class SyncLanes(Lanes):
         first = self.envs[0]
         for lane, env in enumerate(self.envs):
             if env.observation_space != first.observation_space or env.action_space != first.action_space:
-                raise UsageError(f"{env_id}: the spaces of lane {lane} differ from those of lane 0; lanes must be alike")
+                raise UsageError(f"{env_id}: the spaces of lane {lane} are not those of lane 0; lanes must be alike")
         self._observations = Observations(first.observation_space, env_id)
         self._actions = Actions(first.action_space, env_id)
         self.spec = EnvSpec(env_id, self._observations.leaves, self._actions.spec)
@@ -90,13 +90,15 @@ class SyncLanes(Lanes):
     def step(self, action: np.ndarray) -> Step:
         ended, write, obs_out = self._ended, self._observations.write, self._obs
         reward_out, terminated_out, truncated_out = self._reward, self._terminated, self._truncated
+        assert len(action) == self.count, (len(action), self.count)
+        actions = self._actions.batch(action)
         lane = 0
         try:
-            for lane, (env, act) in enumerate(zip(self.envs, self._actions.batch(action), strict=True)):
+            for lane, env in enumerate(self.envs):
                 if ended[lane]:
                     self._reset(lane, None)
                     continue
-                result = env.step(act)
+                result = env.step(actions[lane])
                 if type(result) is not tuple or len(result) != 5:
                     raise Mismatch(_odd_result(result))
                 obs, reward, terminated, truncated, _ = result

@@ -106,7 +106,7 @@ def _named(port: Port) -> str:
 def _counted(value: np.ndarray, port: Port) -> np.ndarray:
     """Integers counted from 0. One outside the space would index beyond an embedding later, so it stops here."""
     value = value.astype(np.int64, copy=False) - port.start
-    if value.size and not (0 <= value.min() and value.max() < port.leaf.n):
+    if value.size and not (value.min() >= 0 and value.max() < port.leaf.n):
         low, high = port.start, port.start + port.leaf.n - 1
         raise Mismatch(f"returned {_named(port)} outside its space, {low} to {high}: {value + port.start}")
     return value

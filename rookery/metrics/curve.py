@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -42,7 +43,7 @@ def _resampled(points: list[tuple[float, float]], first: float, last: float, wid
     values: list[float | None] = [None] * width
     for column in known:
         values[column] = sums[column] / counts[column]
-    for left, right in zip(known, known[1:], strict=False):
+    for left, right in itertools.pairwise(known):
         for column in range(left + 1, right):
             share = (column - left) / (right - left)
             values[column] = values[left] * (1 - share) + values[right] * share

@@ -7,15 +7,16 @@ computes nothing about the run, any key of the snapshot may be missing or None, 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions
 from rich.live import Live
-from rich.panel import Panel as Box
+from rich.segment import Segment
 from rich.text import Text
 
 from rookery.metrics.curve import braille
@@ -28,21 +29,26 @@ COLOURS = {
     "env": "cyan",
     "inference": "blue",
     "learn": "green",
-    "transfer": "magenta",
+    "transfer": "yellow",
     "wait": "red",
-    "other": "bright_black",
+    "other": "grey58",
 }
-FAINT, STRONG, GOOD, WARN, BAD = "bright_black", "bold", "green", "yellow", "bold red"
+FAINT, STRONG, GOOD, WARN, BAD = "grey58", "bold", "green", "yellow", "bold red"
 WIDEST = 92  # columns; a wider panel is harder to read, not richer
 LEFT = 42  # columns of the numbers beside the curve
 LEAST_CURVE = 20  # columns; on a narrower terminal the curve is left out
+
+
+class Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # Rich would end the process here; for a run, a lost viewer is no reason to stop
 
 
 class Panel:
     def __init__(
         self, quiet: bool = False, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ):
-        self._console, self._clock = console or Console(), clock
+        self._console, self._clock = console or Terminal(), clock
         self._terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         self._off = quiet
         self._live: Live | None = None
@@ -58,25 +64,28 @@ class Panel:
         """Draw the last snapshot and leave it on the screen."""
         if self._latest is not None and not self._off:
             self._draw()
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        live, self._live = self._live, None
+        if live is not None:
+            with contextlib.suppress(Exception):
+                live.stop()
 
     def _draw(self) -> None:
         snapshot, self._latest = self._latest, None
+        began = time.thread_time()
         try:
             if self._terminal:
-                self._next = self._clock() + 0.25
                 if self._live is None:
                     self._live = Live(console=self._console, auto_refresh=False)
                     self._live.start()
                 self._live.update(render(snapshot, self._console.width), refresh=True)
             else:
-                self._next = self._clock() + 5.0
                 print(plain_line(snapshot), file=self._console.file, flush=True)
         except Exception as error:  # a closed pipe, a terminal without Unicode: the run goes on unseen
             self._off = True
+            self.close()
             warnings.warn(f"the panel is off, training goes on: {type(error).__name__}: {error}", stacklevel=3)
+        # On a slow machine it draws less often rather than take more than a hundredth of the thread's time.
+        self._next = self._clock() + max(0.25 if self._terminal else 5.0, 100 * (time.thread_time() - began))
 
 
 def plain_line(snapshot: Snapshot) -> str:
@@ -95,26 +104,36 @@ def plain_line(snapshot: Snapshot) -> str:
     return " | ".join(part for part in parts if part).encode("ascii", "replace").decode()
 
 
-def render(snapshot: Snapshot, columns: int) -> Box:
+class Frame:
+    """Lines of text in a box. Rich's own panel measures every line several times; this takes half the time."""
+
+    def __init__(self, lines: list[Text], title: Text, corner: Text, width: int):
+        for words in (title, corner):
+            words.truncate(width - 1, overflow="ellipsis")
+        rule = "─" * (width - 1 - title.cell_len)
+        self.lines = [Text.assemble(("╭─ ", FAINT), title, (f" {rule}╮", FAINT))]
+        for line in lines:
+            line.truncate(width, overflow="ellipsis", pad=True)
+            self.lines.append(Text.assemble(("│ ", FAINT), line, (" │", FAINT)))
+        rule = "─" * (width - 1 - corner.cell_len)
+        self.lines.append(Text.assemble((f"╰{rule} ", FAINT), corner, (" ─╯", FAINT)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for line in self.lines:
+            yield from line.render(console)
+            yield Segment.line()
+
+
+def render(snapshot: Snapshot, columns: int) -> Frame:
     get = snapshot.get
     width = max(16, min(columns, WIDEST) - 4)  # inside border and padding
     blocks = [[_progress(snapshot, width)], _numbers(snapshot, width), _facts(snapshot, width)]
     blocks += [_time_split(snapshot, width), _remarks(snapshot)]
     lines = [line for block in blocks if block for line in (*block, Text())][:-1]
-    for line in lines:
-        line.no_wrap, line.overflow = True, "ellipsis"
     title = [("rookery", STRONG), *((str(get(key)), "") for key in ("recipe", "env", "preset") if get(key))]
     corner = [(str(get(key)), FAINT) for key in ("topology", "device") if get(key)]
     corner += [(f"seed {get('seed')}", FAINT)] if get("seed") is not None else []
-    return Box(
-        Group(*lines),
-        title=_joined(title),
-        title_align="left",
-        subtitle=_joined(corner) if corner else None,
-        subtitle_align="right",
-        border_style=FAINT,
-        width=width + 4,
-    )
+    return Frame(lines, _joined(title), _joined(corner), width)
 
 
 def _progress(snapshot: Snapshot, width: int) -> Text:
@@ -147,7 +166,7 @@ def _numbers(snapshot: Snapshot, width: int) -> list[Text]:
     ]
     room = width - LEFT - 9
     if room >= LEAST_CURVE:
-        curve, low, high = braille(_thinned(list(get("history") or []), 512), room, len(lines))
+        curve, low, high = braille(_thinned(list(get("history") or []), 256), room, len(lines))
         scale = {0: _number(high), len(lines) - 1: _number(low)} if curve and low < high else {}
         for index, line in enumerate(lines):
             line.truncate(LEFT - 1, overflow="ellipsis", pad=True)
@@ -171,7 +190,7 @@ def _facts(snapshot: Snapshot, width: int) -> list[Text]:
     lines = _grid(cells, width)
     entries = list(_ledger(_items(get("ledger"))))
     if entries:
-        lines += _flow([Text("ledger", FAINT), *entries], width)
+        lines += _flow([Text.assemble(("ledger  ", FAINT), entries[0]), *entries[1:]], width)
     return lines
 
 
@@ -184,7 +203,8 @@ def _ledger(items: Iterable[tuple[str, Any]], inside: str = "") -> Iterator[Text
             yield Text("balanced", GOOD) if not value else Text(f"{_count(value)} unaccounted", BAD)
         elif value:
             lost = "drop" in inside + name
-            yield Text.assemble((_count(value), WARN if lost else ""), (f" {inside}{name}".replace("_", " "), FAINT))
+            words = f" {inside}({name})" if inside else f" {name}"
+            yield Text.assemble((_count(value), WARN if lost else ""), (words.replace("_", " "), FAINT))
 
 
 def _time_split(snapshot: Snapshot, width: int) -> list[Text]:
@@ -213,8 +233,11 @@ def _grid(cells: list[tuple[str, str, str]], width: int) -> list[Text]:
     for start in range(0, len(cells), columns):
         line = Text()
         for label, value, style in cells[start : start + columns]:
-            cell = Text.assemble((f"{label} ", FAINT), (value, style))
-            cell.truncate(width // columns - 2, overflow="ellipsis", pad=True)
+            room = width // columns - 2
+            name = Text(label, FAINT)
+            name.truncate(max(3, room - len(value) - 1), overflow="ellipsis")  # the number matters more
+            cell = Text.assemble(name, " ", (value, style))
+            cell.truncate(room, overflow="ellipsis", pad=True)
             line.append_text(cell).append("  ")
         lines.append(line)
     return lines
@@ -273,10 +296,7 @@ def _number(value: Any) -> str:
     number = _finite(value)
     if number is None:
         return "-" if value is None else "nan"
-    size = abs(number)
-    if size >= 1e6 or 0 < size < 1e-3:
-        return f"{number:.2e}"
-    return f"{number:,.{0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 or size == 0 else 4}f}"
+    return f"{number:,.0f}" if 1e4 <= abs(number) < 1e6 else f"{number:.4g}"
 
 
 def _count(value: Any) -> str:

@@ -58,7 +58,8 @@ def policy_step(nets: nn.ModuleDict, obs: Tree, state: Tree) -> tuple[Any, Tree]
 
 def features_step(nets: nn.ModuleDict, obs: Tree, state: Tree) -> tuple[torch.Tensor, Tree]:
     """What the heads read, for one row of acting, and the next recurrent state."""
-    features = nets["torso"](nets["normalizer"](obs))
+    normalizer = nets["normalizer"]
+    features = nets["torso"](normalizer(obs) if normalizer.keys else obs)
     return nets["core"].step(features, state) if "core" in nets else (features, state)
 
 

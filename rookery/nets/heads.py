@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from rookery.config import NetConfig
@@ -40,6 +41,11 @@ NODES = 16  # of the quadrature behind the entropy of a squashed Gaussian
 class PolicyHead(nn.Module):
     """The interface. `params` is a tensor or a tuple of tensors, each with the leading axes of the features."""
 
+    def __init__(self, features: int, outputs: int):
+        super().__init__()
+        self.linear = linear(features, outputs, POLICY_GAIN)
+        self.affine = (self.linear.weight, self.linear.bias)  # what a call needs, without its lookups
+
     def sample(self, params: Any, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotImplementedError
 
@@ -63,11 +69,10 @@ def policy_head(action: ActionSpec, features: int, net: NetConfig) -> PolicyHead
 
 class Categorical(PolicyHead):
     def __init__(self, features: int, n: int):
-        super().__init__()
-        self.linear = linear(features, n, POLICY_GAIN)
+        super().__init__(features, n)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.linear(features)  # logits [..., n]
+        return F.linear(features, *self.affine)  # logits [..., n]
 
     def sample(self, params: torch.Tensor, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
         action = categorical_sample(params, generator)
@@ -82,47 +87,48 @@ class Categorical(PolicyHead):
 
 
 class MultiCategorical(PolicyHead):
-    """Independent branches from one linear layer: log-probabilities and entropies add up."""
+    """Independent branches from one linear layer: log-probabilities and entropies add up.
+
+    Branches are rows of one table as wide as the widest, padded with impossible choices: one call serves them all.
+    """
 
     def __init__(self, features: int, choices: tuple[int, ...]):
-        super().__init__()
-        self.choices = choices
-        self.linear = linear(features, sum(choices), POLICY_GAIN)
+        super().__init__(features, sum(choices))
+        self.shape = (len(choices), max(choices))
+        places = [row * max(choices) + i for row, n in enumerate(choices) for i in range(n)]
+        self.register_buffer("places", torch.tensor(places), persistent=False)
+        self.padded = len(set(choices)) > 1
 
-    def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return self.linear(features).split(self.choices, -1)  # logits [..., n] per branch
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        logits = F.linear(features, *self.affine)
+        if self.padded:
+            table = logits.new_full((*logits.shape[:-1], math.prod(self.shape)), -torch.inf)
+            logits = table.index_copy(-1, self.places, logits)
+        return logits.unflatten(-1, self.shape)  # [..., branches, choices]
 
-    def sample(
-        self, params: tuple[torch.Tensor, ...], generator: torch.Generator | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        action = torch.stack([categorical_sample(logits, generator) for logits in params], -1)
-        return action, self._logp(params, action)
+    def sample(self, params: torch.Tensor, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
+        action = categorical_sample(params, generator)
+        return action, categorical_logp(params, action).sum(-1)
 
-    def mode(self, params: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        action = torch.stack([logits.argmax(-1) for logits in params], -1)
-        return action, self._logp(params, action)
+    def mode(self, params: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        action = params.argmax(-1)
+        return action, categorical_logp(params, action).sum(-1)
 
-    def logp_entropy(
-        self, params: tuple[torch.Tensor, ...], action: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._logp(params, action), sum(categorical_entropy(logits) for logits in params)
-
-    def _logp(self, params: tuple[torch.Tensor, ...], action: torch.Tensor) -> torch.Tensor:
-        return sum(categorical_logp(logits, branch) for logits, branch in zip(params, action.unbind(-1)))
+    def logp_entropy(self, params: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return categorical_logp(params, action).sum(-1), categorical_entropy(params).sum(-1)
 
 
 class Gaussian(PolicyHead):
     """Diagonal Gaussian; actions outside [-1, 1] are clipped by the environment's side, their density is not."""
 
     def __init__(self, features: int, size: int, log_std: float, state_std: bool):
-        super().__init__()
+        super().__init__(features, 2 * size if state_std else size)
         self.start, self.state_std = log_std, state_std
-        self.linear = linear(features, 2 * size if state_std else size, POLICY_GAIN)
         if not state_std:
             self.log_std = nn.Parameter(torch.full((size,), log_std))
 
     def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mean = self.linear(features)
+        mean = F.linear(features, *self.affine)
         if not self.state_std:
             return mean, self.log_std.expand_as(mean)
         mean, log_std = mean.chunk(2, -1)
@@ -180,7 +186,7 @@ class SquashedGaussian(Gaussian):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         mean, log_std = params
         x = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * self.nodes  # [..., size, nodes]
-        slope = 2 * (math.log(2) - x - nn.functional.softplus(-2 * x))  # log(1 - tanh(x)^2), stable
+        slope = 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), stable
         entropy = gaussian_entropy(log_std) + (slope @ self.weights).sum(-1)
         return squashed_gaussian_logp(mean, log_std, _unsquash(action)), entropy
 

@@ -46,19 +46,25 @@ class LeafNormalizer(nn.Module):
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
         self.running = Running(shape)
-        self.register_buffer("mean32", torch.zeros(shape))
-        self.register_buffer("rstd32", torch.ones(shape))
-        self.register_buffer("limit32", torch.tensor(float("inf")))  # no clipping before the first update
+        self.register_buffer("scale32", torch.ones(shape))
+        self.register_buffer("shift32", torch.zeros(shape))
+        self.register_buffer("low32", torch.tensor(-torch.inf))  # no clipping before the first update
+        self.register_buffer("high32", torch.tensor(torch.inf))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return ((x - self.mean32) * self.rstd32).clamp(-self.limit32, self.limit32)
+        return torch.addcmul(self.shift32, x, self.scale32).clamp_(self.low32, self.high32)
 
     def refresh(self) -> None:
-        """Derive what `forward` uses from the moments."""
+        """Derive what `forward` uses from the moments: (x - mean) / deviation, as one multiplication and addition."""
         if self.running.count > 0:
-            self.mean32.copy_(self.running.mean)
-            self.rstd32.copy_((variance(self.running.moments()) + EPSILON).rsqrt())
-            self.limit32.fill_(CLIP)
+            scale = (variance(self.running.moments()) + EPSILON).rsqrt()
+            self.scale32.copy_(scale)
+            self.shift32.copy_(-self.running.mean * scale)
+            self.low32.fill_(-CLIP)
+            self.high32.fill_(CLIP)
+
+    def derived(self) -> list[torch.Tensor]:
+        return [self.scale32, self.shift32, self.low32, self.high32]
 
 
 class ObsNormalizer(nn.Module):
@@ -80,7 +86,7 @@ class ObsNormalizer(nn.Module):
     def forward(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if not self.keys:
             return obs
-        return obs | {key: leaf(obs[key]) for key, leaf in zip(self.keys, self.leaves)}
+        return obs | {key: leaf.forward(obs[key]) for key, leaf in zip(self.keys, self.leaves)}
 
     @torch.no_grad()
     def update(self, obs: dict[str, torch.Tensor], live: torch.Tensor, reduce: Reduce = lambda x: x) -> None:
@@ -95,7 +101,7 @@ class ObsNormalizer(nn.Module):
 
     def published(self) -> list[torch.Tensor]:
         """What actors need of the statistics, float32."""
-        return [buffer for leaf in self.leaves for buffer in (leaf.mean32, leaf.rstd32, leaf.limit32)]
+        return [buffer for leaf in self.leaves for buffer in leaf.derived()]
 
 
 class RewardScaler(nn.Module):

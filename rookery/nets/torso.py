@@ -73,7 +73,7 @@ class Torso(nn.Module):
 
     def _encode(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
         if self.plain_key is not None:
-            return self.vector(obs[self.plain_key])
+            return self.vector.forward(obs[self.plain_key])
         parts = [encoder(obs[key]) for key, encoder in zip(self.image_keys, self.images)]
         if self.flat_leaves:
             flat = [_flat(obs[key], leaf) for key, leaf in self.flat_leaves]

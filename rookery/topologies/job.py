@@ -21,6 +21,7 @@ from rookery.errors import LearnerError, NumericError, StorageError
 from rookery.journal import Journal
 from rookery.learner import Learner
 from rookery.replay.table import QueueTable
+from rookery.topologies.faults import FaultPlan
 from rookery.topologies.signals import Signals
 from rookery.topologies.threads import Threads
 from rookery.types import EnvSpec
@@ -43,6 +44,11 @@ class Job:
     sequence: int = 0  # unrolls every actor has delivered
     _saved_at: int = 0
 
+    def __post_init__(self) -> None:
+        plan = FaultPlan.parse(self.config.fault_plan).only("learner")
+        if plan:
+            self.learner.spoil = lambda updates: plan.fire("learner", update=updates) == "nan"
+
     def goes_on(self) -> bool:
         return self.signals.requested is None and self.journal.finished() is None
 
@@ -56,7 +62,7 @@ class Job:
             lags = (self.learner.version - batch.version).tolist()
         with split.stage("learn"):
             self.threads.learning()
-            report = self.learner.step(batch, journal.progress)
+            report = self.learner.step(batch, journal.progress)  # as it was before this batch: never quite 1
         self.sequence += 1
         journal.trained(steps, lags, report, self.learner.updates)
         journal.report()

@@ -31,7 +31,7 @@ from rookery.pipes.machine import Machine
 from rookery.topologies.threads import limit_child_env
 
 # The parent decides when a child ends; Ctrl-C and batch systems signal everybody.
-DEAF = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+DEAF = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)}
 ABORT_WAIT = 0.5  # seconds for a stuck child to write its stack
 KILL_WAIT = 5.0  # seconds for the kernel to end a killed one
 TAIL_BYTES = 1 << 16
@@ -93,7 +93,7 @@ class Worker:
             pass
         except BaseException:
             worker.kill()
-            worker._reap(block=True)
+            _await_end([worker], KILL_WAIT)
             raise
         return worker
 
@@ -108,7 +108,7 @@ class Worker:
         return self._process.returncode
 
     def alive(self) -> bool:
-        return self._process.returncode is None and not self._reap(block=False)
+        return self._process.returncode is None and not self._reap()
 
     def describe_exit(self) -> str:
         """How it ended, in words for the first line of a failure."""
@@ -170,10 +170,10 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def _reap(self, block: bool) -> bool:
+    def _reap(self) -> bool:
         """Collect the child if it has ended. Its group is killed first, while its number cannot be anybody else's."""
         try:
-            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | (0 if block else os.WNOHANG)) is None:
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
                 return False
             self.kill()
             _, status, usage = os.wait4(self.pid, 0)

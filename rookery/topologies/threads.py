@@ -16,6 +16,9 @@ from rookery.config import RunConfig
 from rookery.pipes.machine import Machine
 
 
+SMALL = 2e8  # multiply-adds of a minibatch's forward pass; below, threads wait for each other longer than they work
+
+
 @dataclass(frozen=True)
 class Budget:
     """Torch threads of the two phases."""
@@ -63,6 +66,11 @@ class Threads:
 
     def learning(self) -> AbstractContextManager[None]:
         return self._switch(self.budget.learning)
+
+    def fit(self, work: float) -> None:
+        """Take one thread to learn with if a minibatch (`work` in multiply-adds) is too small to be worth sharing out."""
+        if work < SMALL:
+            self.budget = Budget(self.budget.acting, 1)
 
     def restore(self) -> None:
         """As it was before us: the process may go on with other work."""

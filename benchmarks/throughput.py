@@ -1,0 +1,110 @@
+"""Rookery against Stable-Baselines3: PPO, the same settings, in one run, alternating, on a quiet machine.
+
+    .venv/bin/python benchmarks/throughput.py [cartpole pong pong-bf16] [--rounds 3]
+
+Both do 8 environments × 128 steps, 4 epochs × 4 minibatches of 256; CartPole with two 64×64 tanh MLPs, Pong with the
+Nature CNN on 84×84×4. The ratio is that of the medians. The bound is what the machine could do if environment,
+forward pass and training, each measured alone here, were all there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SB3 = HERE.parent / ".venv-sb3"
+COMMON = ["--algo.unroll", "128", "--algo.epochs", "4", "--algo.minibatches", "4", "--algo.clip", "0.1", "--quiet",
+          "--algo.lr", "2.5e-4", "--algo.entropy", "0.01", "--checkpoint.every", "1000000000", "--seed", "1"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    rival: str  # its task there
+    env_steps: int
+    flags: list[str]
+    bar: float  # the ratio to reach
+
+
+TASKS = {
+    "cartpole": Task("cartpole", 122_880, ["--env", "CartPole-v1", "--topology", "serial", "--envs-per-actor", "8"], 3.0),
+    "pong": Task("pong", 10_240, ["--env", "ALE/Pong-v5", "--topology", "local", "--actors", "2"], 1.8),
+    "pong-bf16": Task(
+        "pong", 10_240, ["--env", "ALE/Pong-v5", "--topology", "local", "--actors", "2", "--precision", "bf16"], 2.5
+    ),
+}
+
+
+def ours(task: Task) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        command = [sys.executable, "-m", "rookery", "train", "ppo", *task.flags, *COMMON]
+        command += ["--out", str(out), "--env-steps", str(task.env_steps)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=3600)
+        return json.loads((out / "summary.json").read_text())
+
+
+def theirs(task: Task) -> float:
+    command = [SB3 / "bin/python", HERE / "sb3_ppo.py", task.rival, "--env-steps", str(task.env_steps)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=3600)
+    return json.loads(done.stdout.splitlines()[-1])["steps_per_s"]
+
+
+def bound(task: Task) -> dict[str, float]:
+    """Seconds per environment step of each part measured alone, and the steps/s they would allow."""
+    done = subprocess.run(
+        [sys.executable, HERE / "parts.py", *task.flags, *COMMON], check=True, capture_output=True, text=True, timeout=600
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def rival_environment() -> None:
+    if not (SB3 / ".installed").exists():
+        subprocess.run([sys.executable, "-m", "venv", SB3], check=True)
+        subprocess.run([SB3 / "bin/pip", "install", "-q", "-r", HERE / "requirements-sb3.txt"], check=True)
+        (SB3 / ".installed").touch()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", default=list(TASKS), choices=[*TASKS, []])
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    rival_environment()
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE).stdout.strip()
+    print(f"{time.strftime('%Y-%m-%d')}, commit {commit}, {args.rounds} rounds, alternating; medians (min to max)\n")
+    print("| task | Rookery steps/s | SB3 steps/s | ratio | bar | bound steps/s | share of bound | time split |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    for name in args.tasks:
+        task = TASKS[name]
+        parts = bound(task)
+        summaries, rivals = [], []
+        for _ in range(args.rounds):
+            summaries.append(ours(task))
+            rivals.append(theirs(task))
+        print(row(name, task, summaries, rivals, parts), flush=True)
+
+
+def row(name: str, task: Task, summaries: list[dict], rivals: list[float], parts: dict[str, float]) -> str:
+    speeds = [summary["steps_per_s"] for summary in summaries]
+    mine, other = statistics.median(speeds), statistics.median(rivals)
+    split = max(summaries, key=lambda s: s["steps_per_s"])["time_split"]
+    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in split.items())
+    spread = f"{mine:,.0f} ({min(speeds):,.0f} to {max(speeds):,.0f})"
+    rival = f"{other:,.0f} ({min(rivals):,.0f} to {max(rivals):,.0f})"
+    part = ", ".join(f"{k} {v * 1e3:.3f}" for k, v in parts.items() if k != "bound")
+    return (
+        f"| {name} | {spread} | {rival} | **{mine / other:.2f}×** | {task.bar}× | {parts['bound']:,.0f} (ms: {part}) "
+        f"| {mine / parts['bound']:.0%} | {shares} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""`rookery eval` and `rookery record`: play with what a run has learnt."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from rookery.cli.flags import parse
+from rookery.cli.runs import folder_of, open_run
+from rookery.cli.show import console, facts, number, only_answer
+from rookery.errors import EnvError, StorageError, UsageError
+
+if TYPE_CHECKING:
+    from rookery.evaluate import Evaluation
+    from rookery.policy import Policy
+
+
+@dataclass(frozen=True)
+class Eval:
+    run: tyro.conf.Positional[Path]  # run folder, or one of its checkpoints
+    episodes: int = 100  # whole episodes to play
+    seed: int = 7  # of the environments
+    envs: int = 8  # environments played together, at most: every one plays the same number of episodes
+    best: bool = False  # the best checkpoint instead of the newest
+    sample: bool = False  # sample actions, as in training, instead of the likeliest
+    json: bool = False  # print the result as JSON, and nothing else
+    trust: tuple[str, ...] = ()  # modules outside Rookery that the run may import
+    debug: bool = False  # show tracebacks
+
+
+def evaluate(words: list[str]) -> int:
+    args = parse(Eval, words, "rookery eval", "Play whole episodes: unclipped rewards, fixed seeds, frozen statistics.")
+    if args.episodes < 1 or args.envs < 1:
+        raise UsageError("--episodes and --envs must be at least 1")
+    config = open_run(args.run, args.trust, ["rookery", "eval", *words])
+    with only_answer() if args.json else contextlib.nullcontext():
+        result = _evaluation(args, config)
+        path = _store(folder_of(args.run), result)
+    if args.json:
+        print(json.dumps(dataclasses.asdict(result), indent=2))
+        return 0
+    how = "greedy" if result.greedy else "sampled"
+    console().print(facts({
+        "policy": f"{args.run}, {result.checkpoint} ({result.env_steps:,} steps)",
+        "played": f"{result.episodes} episodes of {result.env}, {how}, seed {result.seed}",
+        "return": f"[bold]{number(result.return_mean)}[/] ± {number(result.return_std)}, "
+        f"from {number(result.return_min)} to {number(result.return_max)}",
+        "length": f"{number(result.length_mean)} steps",
+        "saved": str(path),
+    }))  # fmt: skip
+    return 0
+
+
+def _evaluation(args: Eval, config) -> Evaluation:
+    import torch
+
+    from rookery.envs.make import make
+    from rookery.evaluate import evaluate as play
+    from rookery.policy import load
+
+    torch.set_num_threads(1)  # as when acting in training: the same sums, the same digits
+    policy = load(args.run, "best" if args.best else "newest", args.trust)
+    with _located(policy):
+        lanes = make(config, divisor(args.episodes, args.envs), training=False)
+        try:
+            return play(policy, lanes, args.episodes, args.seed, greedy=not args.sample)
+        finally:
+            lanes.close()
+
+
+def divisor(episodes: int, most: int) -> int:
+    """The largest number of environments up to `most` that share the episodes evenly."""
+    return next(count for count in range(min(episodes, most), 0, -1) if episodes % count == 0)
+
+
+def _store(folder: Path, result: Evaluation) -> Path:
+    path = folder / "eval" / f"{result.checkpoint}-{result.seed}.json"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text(json.dumps(dataclasses.asdict(result), indent=2) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error}") from error
+    return path
+
+
+@contextlib.contextmanager
+def _located(policy: Policy) -> Iterator[None]:
+    """An environment's fault, as the error of the environment it is."""
+    from rookery.envs.lanes import LaneFault
+
+    try:
+        yield
+    except LaneFault as fault:
+        raise EnvError(f"environment {policy.spec.id}: {fault}", fault.reason) from fault
+
+
+@dataclass(frozen=True)
+class Record:
+    run: tyro.conf.Positional[Path]  # run folder, or one of its checkpoints
+    episodes: int = 1  # whole episodes to film
+    out: Path | None = None  # video file; none: RUN/report/<checkpoint>-<seed>.mp4
+    seed: int = 7  # of the environment
+    fps: float = 0.0  # pictures per second; 0: as the environment says
+    max_steps: int = 30_000  # an episode is cut after so many steps
+    best: bool = False  # the best checkpoint instead of the newest
+    sample: bool = False  # sample actions, as in training, instead of the likeliest
+    trust: tuple[str, ...] = ()  # modules outside Rookery that the run may import
+    debug: bool = False  # show tracebacks
+
+
+def record(words: list[str]) -> int:
+    args = parse(Record, words, "rookery record", "Film episodes. Frames stream to ffmpeg; memory does not grow.")
+    if args.episodes < 1 or args.max_steps < 1:
+        raise UsageError("--episodes and --max-steps must be at least 1")
+    config = open_run(args.run, args.trust, ["rookery", "record", *words])
+    import torch
+
+    from rookery.policy import load
+    from rookery.record import record as film
+
+    torch.set_num_threads(1)
+    policy = load(args.run, "best" if args.best else "newest", args.trust)
+    out = args.out or folder_of(args.run) / "report" / f"{policy.path.name}-{args.seed}.mp4"
+    with _located(policy):
+        done = film(
+            policy, config, out, episodes=args.episodes, seed=args.seed, fps=args.fps,
+            max_steps=args.max_steps, greedy=not args.sample,
+        )  # fmt: skip
+    rows = {
+        "video": f"[bold]{shlex.quote(str(done.path))}[/]",
+        "shows": f"{len(done.returns)} episodes of {config.env}, return "
+        + ", ".join(number(value) for value in done.returns),
+        "length": f"{done.frames:,} pictures, {done.frames / done.fps:.1f} s at {done.fps:g} per second",
+    }
+    if done.note:
+        rows["note"] = done.note
+    console().print(facts(rows))
+    return 0

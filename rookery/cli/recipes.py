@@ -1,0 +1,68 @@
+"""`rookery recipes`: what can be trained, and the visible table of presets behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from rookery.cli.flags import parse
+from rookery.cli.show import console
+from rookery.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Recipes:
+    name: str = ""  # one recipe only
+    json: bool = False  # as JSON
+
+
+def recipes(words: list[str]) -> int:
+    if words and not words[0].startswith("-"):
+        words = ["--name", *words]
+    args = parse(Recipes, words, "rookery recipes", "The recipes and their presets.")
+    from rookery.recipes import RECIPES, recipe
+
+    shown = [recipe(args.name)] if args.name else list(RECIPES.values())
+    if args.json:
+        print(_json(shown))
+        return 0
+    if not shown:
+        raise UsageError("there are no recipes")
+    out = console()
+    for each in shown:
+        table = Table(title=f"[bold]{each.name}[/]: {each.about}", title_justify="left", title_style="", box=box.ROUNDED,
+                      show_lines=True, header_style="dim")  # fmt: skip
+        table.add_column("preset", style="bold", no_wrap=True)
+        table.add_column("taken for", overflow="fold")
+        table.add_column("sets", overflow="fold")
+        table.add_column("source", style="dim")
+        for preset in each.presets:
+            kinds = [f"other environments: {kind}" for kind, name in each.generic.items() if name == preset.name]
+            sets = "  ".join(f"{path} [cyan]{_text(value)}[/]" for path, value in preset.fields.items())
+            table.add_row(preset.name, "\n".join([*preset.envs, *kinds]), sets, preset.source)
+        out.print(table)
+    out.print("[dim]Everything else has the defaults of[/] rookery train RECIPE --help")
+    return 0
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(str(each) for each in value)
+    return f"{value:,}".replace(",", "_") if isinstance(value, int) and value >= 10_000 else str(value)
+
+
+def _json(shown: list[Any]) -> str:
+    import json
+
+    fields = ("name", "envs", "fields", "source")
+    return json.dumps(
+        [
+            {"name": each.name, "about": each.about, "algorithm": each.algorithm, "generic": each.generic,
+             "presets": [{field: getattr(preset, field) for field in fields} for preset in each.presets]}
+            for each in shown
+        ],
+        indent=2,
+    )  # fmt: skip

@@ -1,0 +1,46 @@
+"""How results look in a terminal: one console, small tables, numbers of sensible length."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+
+def console() -> Console:
+    """Standard output, as it is now: a test or a `--json` may have put something else in its place."""
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160  # a file or pipe shall not break paths
+    return Console(file=sys.stdout, highlight=False, soft_wrap=False, width=wide)
+
+
+def facts(rows: Mapping[str, str]) -> Table:
+    """Name and value, one per line."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def number(value: float) -> str:
+    """About four digits."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+@contextlib.contextmanager
+def only_answer() -> Iterator[None]:
+    """Nothing but the answer reaches standard output: what libraries print inside goes to standard error."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)

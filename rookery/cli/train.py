@@ -1,0 +1,109 @@
+"""`rookery train` and `rookery resume`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rookery.cli.flags import HELP
+from rookery.errors import CheckpointError, RookeryError, UsageError
+
+if TYPE_CHECKING:
+    from rookery.run import Run
+
+TRAIN = """usage: rookery train RECIPE --env ID [fields of the run]
+
+  rookery train ppo --env CartPole-v1 --env-steps 100k
+  rookery train ppo --help                       every field, with its default
+  rookery train ppo --env CartPole-v1 --help     the same, with the defaults for that environment
+  rookery recipes                                the recipes and their presets"""
+
+RESUME = """usage: rookery resume RUN [fields of the run that shall differ]
+
+  rookery resume runs/a --env-steps 200k         go on, to 200,000 steps in all
+  rookery resume runs/a --help                   every field, with its value in that run"""
+
+
+def train(words: list[str]) -> int:
+    if words and words[0] in HELP:
+        print(TRAIN)
+        return 0
+    if not words or words[0].startswith("-"):
+        raise UsageError("which recipe? It comes first: rookery train ppo --env CartPole-v1")
+    from rookery.cli.configure import config_for
+    from rookery.run import train as run_train
+
+    return close(run_train(config_for(words[0], words[1:], f"rookery train {words[0]}")))
+
+
+def resume(words: list[str]) -> int:
+    if words and words[0] in HELP:
+        print(RESUME)
+        return 0
+    if not words or words[0].startswith("-"):
+        raise UsageError("which run? It comes first: rookery resume runs/...")
+    from rookery import checkpoint
+    from rookery.cli.configure import ABOUT, EXTRA, changes, read
+    from rookery.cli.runs import open_run, trusted
+    from rookery.run import resume as run_resume
+
+    path, prog = Path(words[0]), f"rookery resume {words[0]}"
+    trust = trusted(words)
+    old = open_run(path, trust, ["rookery", "resume", *words])
+    extra = {"trust": EXTRA["trust"]}
+    new, _ = read(old, words[1:], prog, f"Go on with this run. The defaults are its own values.\n{ABOUT}", extra)
+    fields = changes(old, new)
+    if wrong := {"env", "out"} & set(fields):
+        raise UsageError(f"--{wrong.pop()} belongs to the run and cannot change; train a new one instead")
+    steps = max(checkpoint.all_steps(path / "checkpoints"), default=None)
+    if steps is None:
+        raise CheckpointError(f"{path} has no checkpoint yet; start it again with rookery train")
+    if steps >= new.env_steps:
+        print(f"{path} is complete with {steps:,} steps; --env-steps {2 * steps} would go on to {2 * steps:,}")
+        return 0
+    return close(run_resume(path, trust, **fields))
+
+
+def close(run: Run) -> int:
+    """Say what came of a run and what can be done with it."""
+    from rookery.cli.show import console, facts, number
+
+    summary, path = run.summary, shlex.quote(str(run.path))
+    mean, std = summary["return_mean"], summary["return_std"]
+    target = summary.get("env_steps_to_target")
+    rows = {
+        "run": f"[bold]{run.path}[/]",
+        "ended": _REASONS.get(summary["exit_reason"], summary["exit_reason"])
+        + f" after {summary['env_steps']:,} steps, {summary['wall_s']:.0f} s",
+        "return": "no episode has ended" if mean is None else f"[bold]{number(mean)}[/] ± {number(std)}, last 100 episodes"
+        + (f"; target reached at {target:,} steps" if target else ""),
+        "speed": f"{summary['steps_per_s']:,.0f} steps/s",
+    }  # fmt: skip
+    if summary["restarts"]:
+        rows["replaced"] = f"{summary['restarts']} workers; the messages are in metrics.jsonl"
+    if curve := _curve(run.path):
+        rows["curve"] = str(curve)
+    rows["next"] = f"rookery eval {path}\nrookery resume {path} --env-steps {2 * summary['env_steps']}"
+    if run.exit_code:
+        rows["next"] = f"rookery resume {path}"
+    console().print(facts(rows))
+    return run.exit_code
+
+
+_REASONS = {
+    "target_return": "[green]target return reached[/]",
+    "env_steps": "[green]done[/]",
+    "interrupted": "[yellow]interrupted[/], checkpoint written",
+    "requeue": "[yellow]asked to stop[/], checkpoint written",
+}
+
+
+def _curve(path: Path) -> Path | None:
+    """The learning curve as a picture; a run is not worth less without it."""
+    try:
+        from rookery.metrics.plot import plot_runs
+
+        return Path(plot_runs([path], path / "report" / "curve.png"))
+    except (ImportError, RookeryError, OSError):
+        return None

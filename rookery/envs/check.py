@@ -1,0 +1,250 @@
+"""What `rookery check-env` finds out about an environment: its spaces, whether it keeps its word, and how quick it is.
+
+A pure function of the configuration that returns a report; it plays random actions in this process. An environment
+that may crash or hang is checked from a process of its own by the caller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import gymnasium
+import numpy as np
+
+from rookery.envs.gate import find_nonfinite
+from rookery.envs.lanes import LaneFault, Lanes, SyncLanes
+from rookery.envs.make import Config, make, make_single
+from rookery.envs.vector import MaskedLanes
+from rookery.errors import RookeryError
+from rookery.types import ActionSpec, EnvSpec, Leaf
+
+SEED = 1
+LARGE = 1e3  # observations or rewards beyond this call for normalisation
+SLOW = 200.0  # steps per second of one environment below which it will be what limits a run
+
+
+@dataclass
+class Report:
+    """Findings; `errors` keep an environment from being trained on, `warnings` do not."""
+
+    env: str
+    obs: dict[str, Leaf] = field(default_factory=dict)
+    action: ActionSpec | None = None
+    reset_mode: str = ""  # how next-step reset comes about
+    convention: bool = False  # rows after an end carry reward 0 and no flag
+    deterministic: bool | None = None  # the same seeds and actions give the same rows
+    finite: bool = True  # no NaN or infinity was seen
+    in_space: bool | None = None  # observations of a single environment lie in its space; None: not looked at
+    restorable: bool = False  # get_state and set_state go on exactly: a resumed run is bit-exact
+    steps: int = 0  # environment steps played, of all lanes
+    episodes: int = 0
+    mean_length: float = 0.0  # of finished episodes
+    mean_return: float = 0.0  # of random actions
+    lanes: int = 0
+    vector_speed: float = 0.0  # steps per second of all lanes together
+    single_speed: float = 0.0  # steps per second of one environment by itself
+    warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    def lines(self) -> list[str]:
+        """The report for a reader."""
+        out = [f"{self.env}: {'ready to train on' if self.ok else 'not usable yet'}"]
+        for name, leaf in self.obs.items():
+            values = f", {leaf.n} values" if leaf.kind == "discrete" else ""
+            out.append(f"  observation {name}: {leaf.kind} {leaf.shape} {leaf.dtype}{values}")
+        if self.action is not None:
+            size = self.action.size if self.action.kind == "box" else "x".join(map(str, self.action.choices))
+            out.append(f"  action: {self.action.kind} {size}")
+            out.append(f"  resets: {self.reset_mode}; {_said(self.convention, 'exact', 'BROKEN')}")
+            out.append(f"  same seed, same rows: {_said(self.deterministic, 'yes', 'no')}")
+            out.append(f"  finite: {_said(self.finite, 'yes', 'NO')}; inside its space: {_said(self.in_space, 'yes', 'no')}")
+            out.append(f"  exact resume: {_said(self.restorable, 'yes', 'no, resumed runs begin new episodes')}")
+            played = f"{self.episodes} episodes, mean length {self.mean_length:.1f}, mean return {self.mean_return:.3g}"
+            out.append(f"  random play: {played if self.episodes else f'no end in {self.steps} steps'}")
+            out.append(f"  speed: {self.vector_speed:,.0f} steps/s in {self.lanes} lanes, {self.single_speed:,.0f} alone")
+        return out + [f"  warning: {each}" for each in self.warnings] + [f"  error: {each}" for each in self.errors]
+
+
+def _said(value: bool | None, yes: str, no: str) -> str:
+    return "not looked at" if value is None else yes if value else no
+
+
+def check(config: Config, steps: int = 1000, lanes: int = 4) -> Report:
+    """Play about `steps` steps at random, twice, and say what was seen. Never raises for the environment's faults."""
+    report = Report(config.env, lanes=lanes)
+    rows = max(steps // lanes, 2)
+    try:
+        first = _together(config, report, rows)
+        if first is not None:
+            report.deterministic = first == _again(config, rows, lanes)
+            _alone(config, report, rows)
+    except LaneFault as fault:
+        detail = f": {type(fault.cause).__name__}: {fault.cause}" if fault.cause is not None else ""
+        report.errors.append(f"{fault.what}{detail}")
+    except RookeryError as error:
+        report.errors.append(str(error))
+    _advise(report)
+    return report
+
+
+def _together(config: Config, report: Report, rows: int) -> list[bytes] | None:
+    """Play the lanes, fill in what they show, and return a digest per row; None if that was not possible."""
+    envs = make(config, report.lanes)
+    try:
+        report.obs, report.action = envs.spec.obs, envs.spec.action
+        report.reset_mode = _mode(envs)
+        play = _Play(envs, report)
+        started = perf_counter()
+        digests = play.rows(rows)
+        report.vector_speed = rows * envs.count / (perf_counter() - started)
+        play.summarise()
+        report.restorable = _restorable(envs, report)
+        return digests
+    finally:
+        envs.close()
+
+
+def _again(config: Config, rows: int, lanes: int) -> list[bytes]:
+    envs = make(config, lanes)
+    try:
+        return _Play(envs, Report(config.env)).rows(rows)
+    finally:
+        envs.close()
+
+
+class _Play:
+    """Random play on lanes: rows are looked at, counted and digested."""
+
+    def __init__(self, envs: Lanes, report: Report):
+        self.envs, self.report, self.rng = envs, report, np.random.default_rng(SEED)
+        self.live = np.ones(envs.count, bool)
+        self.total, self.length = np.zeros(envs.count), np.zeros(envs.count, np.int64)
+        self.done: list[tuple[float, int]] = []
+        self.largest = {"observations": 0.0, "rewards": 0.0}
+        report.convention = True
+        self.first = _digest(*envs.reset([SEED + lane for lane in range(envs.count)]).values())
+
+    def rows(self, count: int) -> list[bytes]:
+        return [self.first, *(self.row() for _ in range(count))]
+
+    def row(self) -> bytes:
+        obs, reward, terminated, truncated = self.envs.step(_random(self.envs.spec, self.envs.count, self.rng))
+        ends = terminated | truncated
+        bad = find_nonfinite({name: x[None] for name, x in obs.items()}, reward[None])
+        if bad is not None and self.report.finite:
+            self.report.finite = False
+            self.report.errors.append(f"returned {bad[2]} (lane {bad[1]}, episode step {self.length[bad[1]]})")
+        dead = ~self.live
+        if reward[dead].any() or ends[dead].any():
+            self.report.convention = False
+            self.report.errors.append("a row after an end carries a reward or ends again")
+        self.total += reward
+        self.length += self.live
+        self.report.steps += int(self.live.sum())
+        for lane in np.flatnonzero(ends):
+            self.done.append((float(self.total[lane]), int(self.length[lane])))
+            self.total[lane], self.length[lane] = 0.0, 0
+        self.live = ~ends
+        vectors = [np.abs(obs[name]).max() for name, leaf in self.envs.spec.obs.items() if leaf.kind == "vector"]
+        self.largest["observations"] = max(self.largest["observations"], *vectors, 0.0)
+        self.largest["rewards"] = max(self.largest["rewards"], float(np.abs(reward).max()))
+        return _digest(*obs.values(), reward, terminated, truncated)
+
+    def summarise(self) -> None:
+        report = self.report
+        report.episodes = len(self.done)
+        if self.done:
+            report.mean_return, report.mean_length = (float(x) for x in np.mean(self.done, axis=0))
+        for what, largest in self.largest.items():
+            if LARGE < largest < np.inf:
+                report.warnings.append(f"{what} reach {largest:.3g}; normalise or scale them, or learning will suffer")
+
+
+def _random(spec: EnvSpec, lanes: int, rng: np.random.Generator) -> np.ndarray:
+    action = spec.action
+    if action.kind == "box":
+        return rng.uniform(-1.0, 1.0, (lanes, action.size)).astype(np.float32)
+    return rng.integers(np.array(action.choices).reshape(action.shape), size=(lanes, *action.shape))
+
+
+def _digest(*arrays: np.ndarray) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array))
+    return digest.digest()
+
+
+def _mode(envs: Lanes) -> str:
+    if isinstance(envs, SyncLanes):
+        return "next-step, by Rookery's own loop over single environments"
+    if isinstance(envs, MaskedLanes):
+        return "next-step, from a vector environment that is reset by mask"
+    return "next-step, by the environment's own vector version"
+
+
+def _restorable(envs: Lanes, report: Report) -> bool:
+    """Go on from a state twice and compare."""
+    state = envs.get_state()
+    if state is None:
+        return False
+    actions = [_random(envs.spec, envs.count, np.random.default_rng(row)) for row in range(20)]
+    futures = []
+    for _ in range(2):
+        envs.set_state(state)
+        futures.append([_digest(*obs.values(), *rest) for obs, *rest in map(envs.step, actions)])
+    if futures[0] != futures[1]:
+        report.errors.append("get_state and set_state do not go on exactly: something is missing from the state")
+    return futures[0] == futures[1]
+
+
+def _alone(config: Config, report: Report, rows: int) -> None:
+    """A single environment in its own terms: observations against its space, and its speed."""
+    try:
+        env = make_single(config)
+    except RookeryError as error:
+        report.warnings.append(f"no single environment, so no recording: {error}")
+        return
+    try:
+        seen, seconds = _walk(env, rows)
+    except Exception as error:
+        report.errors.append(f"raised when stepped by itself: {type(error).__name__}: {error}")
+        return
+    finally:
+        env.close()
+    report.single_speed = rows / max(seconds, 1e-9)
+    outside = [obs for obs in seen if not env.observation_space.contains(obs)]
+    report.in_space = not outside
+    if outside:
+        report.warnings.append(f"{len(outside)} of {len(seen)} observations lie outside the space; first: {outside[0]!r}")
+
+
+def _walk(env: gymnasium.Env, rows: int) -> tuple[list, float]:
+    env.action_space.seed(SEED)
+    obs, _ = env.reset(seed=SEED)
+    seen, seconds = [obs], 0.0
+    for _ in range(rows):
+        started = perf_counter()
+        obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            obs, _ = env.reset()
+        seconds += perf_counter() - started
+        if len(seen) < 100:
+            seen.append(obs)
+    return seen, seconds
+
+
+def _advise(report: Report) -> None:
+    if report.deterministic is False:
+        report.warnings.append("the same seeds gave different rows; runs cannot be reproduced (is np_random used?)")
+    if report.action is not None and not report.episodes and report.ok:
+        report.warnings.append(f"no episode ended in {report.steps} steps; if none ever does, set a time limit")
+    if report.action is not None and any(bound is None for bound in report.action.low + report.action.high):
+        report.warnings.append("actions are not bounded on all sides; such dimensions are passed on unscaled")
+    if 0 < report.single_speed < SLOW:
+        report.warnings.append(f"{report.single_speed:.0f} steps/s is slow: use many actors")

@@ -1,0 +1,37 @@
+"""The gate for non-finite numbers at the border: observations and rewards are looked at once per unroll."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+
+def find_nonfinite(obs: Any, reward: np.ndarray) -> tuple[int, int, str] | None:
+    """The first (row, lane, what) that is NaN or infinite in obs [T(+1), B, ...] and reward [T, B], or None.
+
+    The row is that of the step which returned the number. Where `obs` has a row more than `reward`, as in an unroll,
+    obs[t + 1] was returned by row t; a bad obs[0] (a reset's, before the first row) is reported as row 0.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspects = [(name, x) for name, x in _floats(obs, "observation") if not math.isfinite(x.sum())]
+        if not math.isfinite(reward.sum()):
+            suspects.append(("reward", reward))
+    found = []
+    for name, x in suspects:  # an overflow of the sum is a suspect too, and acquitted here
+        flat = x.reshape(*x.shape[:2], -1)
+        bad = ~np.isfinite(flat)
+        if bad.any():
+            row, lane = (int(i) for i in np.argwhere(bad.any(axis=2))[0])
+            value = flat[row, lane, int(np.argmax(bad[row, lane]))]
+            shift = 1 if name != "reward" and len(x) > len(reward) else 0
+            found.append((max(row - shift, 0), lane, f"{'an' if name[0] == 'o' else 'a'} {name} of {value}"))
+    return min(found, key=lambda at: at[:2]) if found else None
+
+
+def _floats(tree: Any, name: str) -> list[tuple[str, np.ndarray]]:
+    if isinstance(tree, dict):
+        single = len(tree) == 1
+        return [leaf for key, value in tree.items() for leaf in _floats(value, name if single else f"{name} {key!r}")]
+    return [(name, tree)] if np.issubdtype(tree.dtype, np.floating) else []

@@ -1,0 +1,203 @@
+"""From a name in the configuration to environments: ALE/... ids, factories of your own, Gymnasium ids.
+
+An id that has a vector version of its own is made with it; all others run in our loop (`SyncLanes`). Not here: how
+each of these keeps the reset convention (`lanes.py`, `vector.py`, `atari.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec as Registered
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rookery.config import AtariConfig
+from rookery.envs import atari
+from rookery.envs.lanes import Lanes, SyncLanes
+from rookery.envs.vector import adapt, reset_mode
+from rookery.errors import EnvError, RookeryError, UsageError
+
+EXTRAS = {"ale_py": "rookery[atari]", "mujoco": "rookery[mujoco]", "box2d": "gymnasium[box2d]"}
+# Gymnasium's vector CartPole draws the resets of all lanes from one generator; ours gives each lane its own.
+OWN_VECTOR = dict.fromkeys(("CartPole-v0", "CartPole-v1"), "rookery.envs.cartpole:CartPoleVector")
+
+
+class Config(Protocol):
+    """The part of a RunConfig that environments are made from."""
+
+    env: str
+    env_kwargs: dict[str, Any]
+    atari: AtariConfig
+
+
+def make(config: Config, lanes: int, training: bool = True, threads: int = 1) -> Lanes:
+    """`lanes` environments stepped together; `threads` of their own for those that step in threads (Atari)."""
+    if lanes < 1:
+        raise UsageError(f"{lanes} environments: at least one is needed")
+    env_id, kwargs = config.env, dict(config.env_kwargs)
+    if (factory := _factory(env_id)) is not None:
+        return _from_factory(env_id, factory, kwargs, lanes)
+    spec = None if atari.is_atari(env_id) else _registered(env_id)
+    if spec is None or _is_ale(spec):
+        _no_kwargs(env_id, kwargs)
+        with _building(env_id, kwargs):
+            return atari.make_lanes(spec.id if spec else env_id, config.atari, lanes, training, threads)
+    with _building(env_id, kwargs):
+        env = _vector(spec, kwargs, lanes)
+        if env is not None:
+            return adapt(env, env_id)
+        lean = _lean(spec)
+        return SyncLanes(env_id, _several(lambda: gymnasium.make(lean, disable_env_checker=True, **kwargs), lanes))
+
+
+def make_single(config: Config, render_mode: str | None = None) -> gymnasium.Env:
+    """One environment by itself, as evaluation sees it: for recording and for checks."""
+    env_id, kwargs = config.env, dict(config.env_kwargs)
+    look = {} if render_mode is None else {"render_mode": render_mode}
+    if (factory := _factory(env_id)) is not None:
+        with _building(env_id, kwargs | look):
+            env = factory(**kwargs, **look)
+        if not isinstance(env, gymnasium.Env):
+            raise UsageError(f"{env_id} made a {type(env).__name__}; this needs a single gymnasium.Env")
+        return env
+    spec = None if atari.is_atari(env_id) else _registered(env_id)
+    if spec is None or _is_ale(spec):
+        _no_kwargs(env_id, kwargs)
+        with _building(env_id, kwargs):
+            return atari.AtariSingle(spec.id if spec else env_id, config.atari, render_mode)
+    with _building(env_id, kwargs | look):
+        return gymnasium.make(_lean(spec), disable_env_checker=True, **kwargs, **look)
+
+
+def _factory(env_id: str) -> Callable[..., Any] | None:
+    """The callable that "package.module:factory" names; None for anything else."""
+    module, colon, name = env_id.partition(":")
+    if not colon or not name.isidentifier():
+        return None
+    found = _import(module, env_id)
+    if not hasattr(found, name):
+        near = difflib.get_close_matches(name, dir(found), 3)
+        raise UsageError(f"{module} has no {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+    return getattr(found, name)
+
+
+def _import(module: str, env_id: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
+            raise UsageError(
+                f"env {env_id!r}: no module {error.name!r} to import; install it or put its folder on PYTHONPATH"
+            ) from error
+        raise UsageError(f"env {env_id!r}: {module} needs {error.name!r}, which is not installed") from error
+
+
+def _from_factory(env_id: str, factory: Callable[..., Any], kwargs: dict[str, Any], lanes: int) -> Lanes:
+    try:
+        vector = "num_envs" in inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        vector = False
+    with _building(env_id, kwargs):
+        envs = [factory(num_envs=lanes, **kwargs)] if vector else _several(lambda: factory(**kwargs), lanes)
+    wanted = VectorEnv if vector else gymnasium.Env
+    if not isinstance(envs[0], wanted):
+        takes = "takes num_envs and should return" if vector else "should return"
+        raise UsageError(f"{env_id} returned a {type(envs[0]).__name__}; it {takes} a gymnasium.{wanted.__name__}")
+    if not vector:
+        return SyncLanes(env_id, envs)
+    if envs[0].num_envs != lanes:
+        raise UsageError(f"{env_id} returned {envs[0].num_envs} environments for num_envs={lanes}")
+    return adapt(envs[0], env_id)
+
+
+def _several(build: Callable[[], gymnasium.Env], count: int) -> list[gymnasium.Env]:
+    """`count` environments, or none: those already open are closed if a later one fails."""
+    envs: list[gymnasium.Env] = []
+    try:
+        for _ in range(count):
+            envs.append(build())
+    except BaseException:
+        for env in envs:
+            env.close()
+        raise
+    return envs
+
+
+def _vector(spec: Registered, kwargs: dict[str, Any], lanes: int) -> VectorEnv | None:
+    """The id's own vector version if it has one that keeps, or can be brought to, next-step reset."""
+    if spec.additional_wrappers or (spec.vector_entry_point is None and spec.id not in OWN_VECTOR):
+        return None
+    spec = copy.deepcopy(spec)
+    spec.vector_entry_point = OWN_VECTOR.get(spec.id, spec.vector_entry_point)
+    env = gymnasium.make_vec(spec, num_envs=lanes, vectorization_mode="vector_entry_point", **kwargs)
+    if spec.entry_point is None or reset_mode(env) in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED):
+        return env
+    env.close()  # single environments can do what this one cannot
+    return None
+
+
+def _lean(spec: Registered) -> Registered:
+    """Without the wrapper that watches the order of calls: ours is right by construction, and it costs time."""
+    spec = copy.deepcopy(spec)
+    spec.order_enforce = False
+    return spec
+
+
+def _registered(env_id: str) -> Registered:
+    module, colon, name = env_id.rpartition(":")
+    if colon:  # Gymnasium's "module:Id-v0": the module registers the id when imported
+        _import(module, env_id)
+    if name not in gymnasium.registry:
+        _register_ale()
+    if name in gymnasium.registry:
+        return gymnasium.registry[name]
+    known = {each.lower(): each for each in gymnasium.registry}
+    stem = name.lower().rpartition("-v")[0] or name.lower()
+    near = [each for low, each in known.items() if low.rpartition("-v")[0] == stem]  # right name, wrong version or case
+    near += [known[low] for low in difflib.get_close_matches(name.lower(), known, 3) if known[low] not in near]
+    hint = f"; did you mean {', '.join(near[:4])}?" if near else ""
+    raise UsageError(
+        f"unknown environment {env_id!r}{hint} (an environment of your own: env='package.module:factory'; "
+        "Atari: 'ALE/Pong-v5' with pip install 'rookery[atari]')"
+    )
+
+
+def _register_ale() -> None:
+    """Importing ale-py registers the older Atari ids, so that they are known whoever asks first."""
+    with suppress(ImportError):
+        import ale_py  # noqa: F401
+
+
+def _is_ale(spec: Registered) -> bool:
+    return str(spec.entry_point).startswith("ale_py")
+
+
+def _no_kwargs(env_id: str, kwargs: dict[str, Any]) -> None:
+    if kwargs:
+        raise UsageError(f"{env_id} takes no env_kwargs ({', '.join(kwargs)}); Atari options are those of `atari`")
+
+
+@contextmanager
+def _building(env_id: str, kwargs: dict[str, Any]) -> Iterator[None]:
+    """Errors while an environment is built, in words for the person who asked for it."""
+    try:
+        yield
+    except RookeryError:
+        raise
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        extra = next((extra for name, extra in EXTRAS.items() if name in str(error).lower()), None)
+        fix = f": pip install '{extra}'" if extra else ""
+        raise UsageError(f"{env_id} needs a package that is not installed ({error}){fix}") from error
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise EnvError(f"{env_id} raised when it was made: TypeError: {error}", "env_raised") from error
+        raise UsageError(f"{env_id} does not take these env_kwargs: {kwargs} ({error})") from error
+    except Exception as error:
+        raise EnvError(f"{env_id} raised when it was made: {type(error).__name__}: {error}", "env_raised") from error

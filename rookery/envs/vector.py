@@ -1,0 +1,153 @@
+"""Vector environments as Lanes, by the reset mode they declare in metadata["autoreset_mode"].
+
+NEXT_STEP is our own convention: `VectorLanes` converts and checks. DISABLED is brought to it by `MaskedLanes`.
+SAME_STEP cannot be: its lanes are already in the next episode when they report an end, and a vector environment
+cannot hold one lane back while the others step. It is refused, except for gymnasium's SyncVectorEnv, whose single
+environments we can drive ourselves. An undeclared mode is refused: to guess it wrong is to train on false data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from rookery.envs.lanes import LaneFault, Lanes, Step, SyncLanes
+from rookery.envs.spaces import Actions, Mismatch, Observations
+from rookery.errors import UsageError
+from rookery.types import EnvSpec
+
+
+def adapt(env: VectorEnv, env_id: str) -> Lanes:
+    """The right Lanes for a vector environment, or UsageError with the way out."""
+    if type(env) is SyncVectorEnv:
+        return SyncLanes(env_id, env.envs)
+    mode = reset_mode(env)
+    if mode is AutoresetMode.NEXT_STEP:
+        return VectorLanes(env_id, env)
+    if mode is AutoresetMode.DISABLED:
+        return MaskedLanes(env_id, env)
+    if mode is AutoresetMode.SAME_STEP:
+        raise UsageError(
+            f"{env_id}: the vector environment resets in the step that ends an episode (SAME_STEP), which cannot be "
+            "turned into the next-step reset that Rookery trains on; build it with autoreset_mode NEXT_STEP or "
+            "DISABLED, or let the factory return a single environment"
+        )
+    raise UsageError(
+        f"{env_id}: the vector environment does not say how it resets (metadata['autoreset_mode'] is "
+        f"{env.metadata.get('autoreset_mode')!r}); set it to AutoresetMode.NEXT_STEP if the step after "
+        "an end resets and returns the first observation, or let the factory return a single environment"
+    )
+
+
+def reset_mode(env: VectorEnv) -> AutoresetMode | None:
+    declared = env.metadata.get("autoreset_mode")
+    try:
+        return AutoresetMode(declared)
+    except ValueError:
+        return None
+
+
+class VectorLanes(Lanes):
+    """A vector environment in NEXT_STEP mode. Rewards and flags of reset rows are made to keep the convention."""
+
+    def __init__(self, env_id: str, env: VectorEnv):
+        self.env, self.count = env, env.num_envs
+        self._observations = Observations(env.single_observation_space, env_id)
+        self._actions = Actions(env.single_action_space, env_id)
+        self.spec = EnvSpec(env_id, self._observations.leaves, self._actions.spec)
+        self._obs = self._observations.allocate(self.count)
+        self._reward = np.zeros(self.count, np.float32)
+        self._ended = np.zeros(self.count, bool)
+
+    def reset(self, seeds: Sequence[int]) -> dict[str, np.ndarray]:
+        assert len(seeds) == self.count, (len(seeds), self.count)
+        self._ended = np.zeros(self.count, bool)
+        obs, _ = self._call("reset", lambda: self.env.reset(seed=self._seed(seeds)))
+        return self._read(obs)
+
+    def step(self, action: np.ndarray) -> Step:
+        batch = self._actions.batch(action)
+        obs, reward, terminated, truncated, _ = self._call("step", lambda: self.env.step(batch))
+        return self._row(self._read(obs), reward, terminated, truncated)
+
+    def _row(self, obs: dict[str, np.ndarray], reward: Any, terminated: Any, truncated: Any) -> Step:
+        for name, column in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+            if np.shape(column) != (self.count,):
+                what = f"returned {name} of shape {np.shape(column)}, expected ({self.count},)"
+                raise LaneFault(0, what, reason="bad_shape")
+        self._reward[:] = reward
+        terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
+        ends, before = terminated | truncated, self._ended
+        if before.any():
+            if (ends & before).any():
+                lane = int(np.argmax(ends & before))
+                raise LaneFault(lane, "ended an episode in the row that resets it", reason="bad_shape")
+            self._reward[before] = 0.0
+        self._ended = ends
+        return obs, self._reward, terminated, truncated
+
+    def _seed(self, seeds: Sequence[int]) -> Any:
+        """One per lane where the environment can (gymnasium's own, those that say `lane_seeds`), else one for all."""
+        inner = self.env.unwrapped
+        if isinstance(inner, SyncVectorEnv | AsyncVectorEnv) or getattr(inner, "lane_seeds", False):
+            return [int(seed) for seed in seeds]
+        return int(np.random.SeedSequence([int(seed) for seed in seeds]).generate_state(1)[0])
+
+    def _call(self, verb: str, call: Any) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            # The lanes are one object here: it does not say which of them it was.
+            raise LaneFault(0, f"raised in {verb} (a vector environment: some lane)", error) from error
+
+    def _read(self, obs: Any) -> dict[str, np.ndarray]:
+        try:
+            return self._observations.read(obs, self._obs, self.count)
+        except Mismatch as error:
+            raise LaneFault(0, str(error), reason="bad_shape") from error
+
+    def close(self) -> None:
+        self.env.close()
+
+    def get_state(self) -> dict[str, Any] | None:
+        if self.env is not self.env.unwrapped or not hasattr(self.env, "get_state"):
+            return None
+        return {"env": self.env.get_state(), "ended": self._ended.copy()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if not hasattr(self.env, "set_state"):
+            super().set_state(state)
+        self.env.set_state(state["env"])
+        self._ended = np.array(state["ended"], bool)
+
+
+class MaskedLanes(VectorLanes):
+    """A vector environment in DISABLED mode: lanes that ended are reset by mask.
+
+    A batch cannot step without its ended lanes, and to step an ended lane is undefined. So such a lane is reset, takes
+    the step with the others, and is reset again; the row carries the second reset's observation. The rows are exact,
+    at the price of one discarded reset and step per episode.
+    """
+
+    def step(self, action: np.ndarray) -> Step:
+        batch, before = self._actions.batch(action), self._ended
+        if not before.any():
+            obs, reward, terminated, truncated, _ = self._call("step", lambda: self.env.step(batch))
+            return self._row(self._read(obs), reward, terminated, truncated)
+        self._mask_reset(before)
+        obs, reward, terminated, truncated, _ = self._call("step", lambda: self.env.step(batch))
+        obs = {name: column.copy() for name, column in self._read(obs).items()}
+        terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
+        terminated[before] = truncated[before] = False
+        fresh = self._mask_reset(before)
+        for name, column in obs.items():
+            column[before] = fresh[name][before]
+        return self._row(obs, reward, terminated, truncated)
+
+    def _mask_reset(self, mask: np.ndarray) -> dict[str, np.ndarray]:
+        # A new dict and mask each time: gymnasium takes the options apart.
+        obs, _ = self._call("reset", lambda: self.env.reset(options={"reset_mask": mask.copy()}))
+        return self._read(obs)

@@ -1,0 +1,255 @@
+"""Figures of finished or running runs: learning curves and scaling, from metrics.jsonl and config.json alone.
+
+Runs that differ only by their seed are one line, the mean, with the band from the lowest to the highest seed; every
+other difference is a line of its own, named by what differs. Nothing is smoothed: `return_mean` is a window already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from rookery import tree
+from rookery.errors import StorageError, UsageError
+from rookery.metrics.sink import read_records
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; yellow is left out, it vanishes on white.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+DASHES = ("-", "--", ":", "-.")  # when the colours are used up
+INK, GRID = "#333333", "#E3E3E3"
+NOT_IDENTITY = {"seed", "out", "quiet", "log_every"}  # runs that differ in these only are the same experiment
+GRID_POINTS = 400
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The training records of one run."""
+
+    config: dict[str, Any]  # flat, "algo/clip"
+    env_steps: np.ndarray
+    wall_s: np.ndarray
+    return_mean: np.ndarray
+
+
+def plot_runs(run_folders: Sequence[Path], out: Path) -> Path:
+    """Return against environment steps and against wall time."""
+    curves = [read_curve(Path(folder)) for folder in run_folders]
+    if not any(len(curve.env_steps) for curve in curves):
+        raise UsageError("none of these runs has finished an episode yet: there is nothing to plot")
+    groups = grouped([curve for curve in curves if len(curve.env_steps)])
+    figure = _figure(10.5, 4.2)
+    axes = figure.subplots(1, 2, sharey=True)
+    longest = max(curve.wall_s[-1] for _, members in groups for curve in members)
+    unit, seconds = ("hours", 3600) if longest > 2 * 3600 else ("minutes", 60) if longest > 120 else ("seconds", 1)
+    for index, (label, members) in enumerate(groups):
+        style = {"color": PALETTE[index % len(PALETTE)], "linestyle": DASHES[index // len(PALETTE) % len(DASHES)]}
+        _draw(axes[0], [(curve.env_steps, curve.return_mean) for curve in members], label, style)
+        _draw(axes[1], [(curve.wall_s / seconds, curve.return_mean) for curve in members], None, style)
+    _draw_targets(axes, [curve for _, members in groups for curve in members])
+    _dress(axes[0], "environment steps", "return, last 100 episodes")
+    _dress(axes[1], f"wall time, {unit}", None)
+    axes[0].xaxis.set_major_formatter(lambda value, _: _short(value))
+    for place in axes:
+        place.set_xlim(left=0)
+    _finish(figure, _title(groups), several=any(len(members) > 1 for _, members in groups))
+    return _save(figure, out)
+
+
+def plot_scaling(rows: Sequence[Mapping[str, Any]], out: Path) -> Path:
+    """Throughput against the number of actors beside the ideal line, and the share of time spent waiting.
+
+    A row has `actors`, `steps_per_s`, and if known `acting_steps_per_s` (without learning) and `wait_share`.
+    """
+    rows = sorted(rows, key=lambda row: row["actors"])
+    if not rows:
+        raise UsageError("no measurements to plot")
+    actors = np.array([row["actors"] for row in rows])
+    figure = _figure(10.5, 4.2)
+    left, right = figure.subplots(1, 2)
+    for key, label, colour in (
+        ("acting_steps_per_s", "acting only", PALETTE[2]),
+        ("steps_per_s", "acting and learning", PALETTE[0]),
+    ):
+        values = np.array([_number(row.get(key)) for row in rows])
+        if np.isfinite(values).any():
+            first = int(np.flatnonzero(np.isfinite(values))[0])
+            ideal = values[first] / actors[first] * actors[-1]
+            left.plot([0, actors[-1]], [0, ideal], color=colour, linewidth=1, linestyle=(0, (4, 3)), alpha=0.7)
+            left.plot(actors, values, color=colour, marker="o", label=label)
+    left.plot([], [], color=INK, linewidth=1, linestyle=(0, (4, 3)), label="ideal: proportional to actors")
+    left.set_ylim(bottom=0)
+    left.yaxis.set_major_formatter(lambda value, _: _short(value))
+    waits = np.array([_number(row.get("wait_share")) for row in rows])
+    right.bar([str(count) for count in actors], np.nan_to_num(waits) * 100, color=PALETTE[1], width=0.6)
+    right.set_ylim(0, max(10.0, 1.15 * np.nanmax([*(waits * 100), 0])))
+    for place, wait in enumerate(waits):
+        text = f"{wait:.0%}" if math.isfinite(wait) else "n/a"
+        right.annotate(
+            text, (place, np.nan_to_num(wait) * 100), (0, 3), textcoords="offset points", ha="center", color=INK
+        )
+    _dress(left, "actors", "environment steps per second")
+    left.set_xlim(left=0)
+    left.set_xticks(actors)
+    _dress(right, "actors", "time waiting, %")
+    right.margins(x=0.05)
+    right.grid(axis="x", visible=False)
+    _finish(figure, "Scaling with actors", several=False)
+    return _save(figure, out)
+
+
+def read_curve(folder: Path) -> Curve:
+    """The training records of a run; where a resumed run went over the same steps again, the later ones count."""
+    if not (folder / "metrics.jsonl").is_file():
+        raise UsageError(f"{folder} is not a run folder: it has no metrics.jsonl")
+    kept: list[tuple[float, float, float]] = []
+    shift = 0.0  # added to wall_s, should a resumed run have started its clock again
+    for record in read_records(folder / "metrics.jsonl"):
+        steps, wall, value = (_number(record.get(key)) for key in ("env_steps", "wall_s", "return_mean"))
+        if record.get("kind") != "train" or not math.isfinite(steps + wall + value):
+            continue
+        while kept and kept[-1][0] >= steps:
+            kept.pop()
+        shift += max(0.0, kept[-1][1] - wall - shift) if kept else 0.0
+        kept.append((steps, wall + shift, value))
+    columns = np.array(kept, dtype=float).reshape(-1, 3).T
+    return Curve(_config(folder), *columns)
+
+
+def grouped(curves: Sequence[Curve]) -> list[tuple[str, list[Curve]]]:
+    """Curves of one experiment together, in the order given, with a label that says how it differs from the others."""
+    groups: dict[str, list[Curve]] = {}
+    for curve in curves:
+        identity = {key: value for key, value in curve.config.items() if key.split("/")[0] not in NOT_IDENTITY}
+        groups.setdefault(repr(sorted(identity.items())), []).append(curve)
+    members = list(groups.values())
+    configs = [group[0].config for group in members]
+    return [(_label(config, configs), group) for config, group in zip(configs, members)]
+
+
+def _label(config: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> str:
+    parts = [str(config.get("recipe", "run"))]
+    if len({other.get("env") for other in configs}) > 1:
+        parts.append(str(config.get("env", "?")))
+    rivals = [other for other in configs if all(other.get(key) == config.get(key) for key in ("recipe", "env"))]
+    differing = [
+        key
+        for key in dict.fromkeys(key for other in rivals for key in other)
+        if key.split("/")[0] not in NOT_IDENTITY and len({repr(other.get(key)) for other in rivals}) > 1
+    ]
+    parts += [f"{key.split('/')[-1]}={config.get(key)}" for key in differing[:3]]
+    return ", ".join(parts + ["…"] * (len(differing) > 3))
+
+
+def _draw(axes: Axes, lines: list[tuple[np.ndarray, np.ndarray]], label: str | None, style: dict[str, Any]) -> None:
+    # A mean only where every seed has data: beyond, with fewer runs in it, it would jump.
+    first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
+    if len(lines) == 1 or first >= last:
+        for index, (x, y) in enumerate(lines):
+            axes.plot(x, y, label=None if index else label, marker="o" if len(x) == 1 else None, **style)
+        return
+    for x, y in lines:
+        axes.plot(x, y, **style | {"linewidth": 0.6, "alpha": 0.35})
+    grid = np.linspace(first, last, GRID_POINTS)
+    values = np.array([np.interp(grid, x, y) for x, y in lines])
+    axes.fill_between(grid, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
+    axes.plot(grid, values.mean(0), label=f"{label} ({len(lines)} seeds)" if label else None, **style)
+
+
+def _draw_targets(axes: Sequence[Axes], curves: Sequence[Curve]) -> None:
+    targets = {_number(curve.config.get("target_return")) for curve in curves}
+    for target in sorted(target for target in targets if math.isfinite(target)):
+        for place in axes:
+            place.axhline(target, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        axes[0].annotate(
+            f"target {target:g}", (0, target), (4, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
+            color=INK, fontsize=9,
+        )  # fmt: skip
+
+
+def _title(groups: Sequence[tuple[str, list[Curve]]]) -> str:
+    envs = {str(curve.config.get("env", "")) for _, members in groups for curve in members}
+    return envs.pop() if len(envs) == 1 else ""
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure  # not pyplot: no window, no global state, no display needed
+    except ImportError as error:
+        raise UsageError("matplotlib is not installed: pip install 'rookery[plots]'") from error
+    return Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
+
+
+def _dress(axes: Axes, x: str, y: str | None) -> None:
+    axes.set_xlabel(x, color=INK, fontsize=11)
+    axes.set_ylabel(y or "", color=INK, fontsize=11)
+    axes.tick_params(colors=INK, labelsize=10, length=0)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color("#AAAAAA")
+    axes.margins(x=0.01)
+
+
+def _finish(figure: Figure, title: str, several: bool) -> None:
+    if title:
+        figure.suptitle(title, color=INK, fontsize=13, x=0.01, ha="left")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    note = "line: mean over seeds, band: lowest to highest seed" if several else None
+    columns = max(1, min(4, 110 // max(map(len, labels))))
+    legend = figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=10,
+        labelcolor=INK,
+        title=note,
+    )
+    legend.get_title().set(color="#777777", fontsize=9)
+
+
+def _save(figure: Figure, out: Path) -> Path:
+    out = Path(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out)
+    except ValueError as error:  # the suffix
+        raise UsageError(f"{out}: {error}") from error
+    except OSError as error:
+        raise StorageError(f"{out} cannot be written: {error.strerror or error}") from error
+    return out
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """config.json, flat; a folder without one stands for itself."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return {"recipe": folder.name}
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, ValueError, RecursionError, OSError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    return tree.flatten(config)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _short(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"

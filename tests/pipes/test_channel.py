@@ -1,0 +1,309 @@
+import os
+import select
+import socket
+import struct
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from rookery.pipes.channel import Channel, ChannelClosed, ChannelTimeout, pack_tree, pair, unpack_tree, wait
+
+
+@pytest.fixture
+def ends():
+    ours, fd = pair()
+    theirs = Channel.from_fd(fd)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+@pytest.fixture
+def raw():
+    """A channel, and the bare socket of a peer that may say anything."""
+    ours, fd = pair(limit=1000)
+    theirs = socket.socket(fileno=fd)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def test_messages_arrive_whole_and_in_order_both_ways(ends):
+    a, b = ends
+    sent = [{"op": "slot", "n": i, "data": bytes([i]) * i, "list": [1.5, None, True, {"x": "é"}]} for i in range(50)]
+    for message in sent:
+        a.send(message, 1)
+        b.send(message, 1)
+    assert [b.recv(1) for _ in sent] == sent
+    assert [a.recv(1) for _ in sent] == sent
+
+
+def test_a_message_larger_than_the_socket_passes_while_the_peer_reads(ends):
+    a, b = ends
+    message = {"data": os.urandom(5_000_000)}
+    thread = threading.Thread(target=a.send, args=(message, 60))
+    thread.start()
+    assert b.recv(60) == message
+    thread.join(60)
+
+
+def test_two_peers_who_both_send_first_do_not_wait_for_each_other(ends):
+    message, heard = {"data": bytes(3_000_000)}, []
+
+    def talk(end):
+        end.send(message, 60)
+        heard.append(end.recv(60))
+
+    threads = [threading.Thread(target=talk, args=(end,)) for end in ends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert heard == [message, message]
+
+
+def test_silence_is_a_timeout_and_the_channel_goes_on(ends):
+    a, b = ends
+    with pytest.raises(ChannelTimeout):
+        b.recv(0.0)
+    with pytest.raises(ChannelTimeout):
+        b.recv(0.01)
+    a.send({"n": 1}, 1)
+    assert b.recv(1) == {"n": 1}
+
+
+def test_a_timeout_in_the_middle_of_a_message_loses_nothing(raw):
+    ours, theirs = raw
+    body = msgspec.msgpack.encode({"n": 1})
+    frame = struct.pack("<I", len(body)) + body
+    for cut in range(1, len(frame)):
+        theirs.sendall(frame[:cut])
+        assert not ours.poll()
+        with pytest.raises(ChannelTimeout):
+            ours.recv(0.0)
+        theirs.sendall(frame[cut:])
+        assert ours.poll()
+        assert ours.recv(0.0) == {"n": 1}
+
+
+def test_a_peer_that_does_not_listen_is_a_timeout_and_the_torn_message_ends_sending(ends):
+    a, b = ends
+    with pytest.raises(ChannelTimeout, match="bytes"):
+        a.send({"data": bytes(10_000_000)}, 0.05)
+    with pytest.raises(ChannelClosed):  # the peer would take what follows for the rest of the torn message
+        a.send({"n": 1}, 1)
+    b.send({"n": 2}, 1)
+    assert a.recv(1) == {"n": 2}
+
+
+def test_a_full_socket_that_took_nothing_is_only_a_timeout(ends):
+    a, b = ends
+    sent = 0
+    while True:
+        try:
+            a.send({"n": sent}, 0.0)
+            sent += 1
+        except ChannelTimeout as error:
+            whole = "took 0 of" in str(error)
+            break
+    if whole:  # else the kernel had room for a part, which is the case above
+        assert [b.recv(1)["n"] for _ in range(sent)] == list(range(sent))
+        a.send({"n": sent}, 1)
+        assert b.recv(1) == {"n": sent}
+
+
+def test_what_was_said_before_the_end_is_delivered_then_the_end(ends):
+    a, b = ends
+    a.send({"n": 1}, 1)
+    a.send({"n": 2}, 1)
+    a.close()
+    assert b.recv(1) == {"n": 1}
+    assert b.poll() and b.recv(1) == {"n": 2}
+    assert b.poll()  # the news that there is no more
+    with pytest.raises(ChannelClosed):
+        b.recv(3600)
+    assert b.ended
+
+
+def test_a_peer_that_left_with_our_words_unread_still_delivers_its_own(ends):
+    a, b = ends
+    b.send({"unread": True}, 1)
+    a.send({"n": 1}, 1)
+    a.close()  # the kernel answers with ECONNRESET
+    assert b.recv(1) == {"n": 1}
+    with pytest.raises(ChannelClosed):
+        b.recv(3600)
+    with pytest.raises(ChannelClosed):
+        b.send({"n": 2}, 1)
+
+
+def test_a_message_cut_by_the_peers_death_is_never_delivered(raw):
+    ours, theirs = raw
+    theirs.sendall(struct.pack("<I", 100) + b"half")
+    theirs.close()
+    with pytest.raises(ChannelClosed):
+        ours.recv(3600)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\xff" * 8, struct.pack("<I", 3) + b"\xc1\xc1\xc1", struct.pack("<I", 1) + b"\x01"]
+)
+def test_nonsense_ends_the_channel(raw, garbage):
+    ours, theirs = raw
+    theirs.sendall(garbage)
+    with pytest.raises(ChannelClosed, match="peer"):
+        ours.recv(3600)
+    with pytest.raises(ChannelClosed):
+        ours.recv(3600)
+
+
+def test_a_message_over_the_limit_is_refused_on_our_side_and_harms_nothing(raw):
+    ours, theirs = raw
+    with pytest.raises(ValueError, match="limit is 1000"):
+        ours.send({"data": bytes(1001)}, 1)
+    with pytest.raises(TypeError):
+        ours.send({"data": object()}, 1)
+    ours.send({"n": 1}, 1)
+    assert theirs.recv(100)[4:] == msgspec.msgpack.encode({"n": 1})
+
+
+def test_a_closed_channel_says_so(ends):
+    a, _ = ends
+    a.close()
+    a.close()
+    for attempt in (lambda: a.send({}, 1), lambda: a.recv(3600)):
+        with pytest.raises(ChannelClosed):
+            attempt()
+
+
+def test_wait_returns_exactly_those_who_have_something_to_say():
+    pairs = [pair() for _ in range(4)]
+    ours = [channel for channel, _ in pairs]
+    theirs = [Channel.from_fd(fd) for _, fd in pairs]
+    assert wait(ours, 0.0) == []
+    theirs[1].send({"n": 1}, 1)
+    theirs[2].send({"n": 2}, 1)
+    theirs[2].send({"n": 3}, 1)
+    theirs[3].close()
+    assert wait(ours, 3600) == ours[1:]
+    assert ours[2].recv(0) == {"n": 2}
+    assert wait(ours[:3], 3600) == ours[1:3]  # the second message already lies in the channel's own buffer
+    assert wait([], 0.0) == []
+
+
+def test_half_a_message_is_not_ready(raw):
+    ours, theirs = raw
+    theirs.sendall(b"\x10")
+    assert wait([ours], 0.02) == []
+
+
+def test_wait_comes_back_when_it_is_woken(ends):
+    read, write = os.pipe()
+    os.write(write, b"x")
+    assert wait(list(ends), 3600, wake=read) == []
+    ends[0].send({"n": 1}, 1)
+    assert wait(list(ends), 3600, wake=read) == [ends[1]]
+    os.close(read)
+    os.close(write)
+
+
+def test_the_channel_is_not_inherited_and_can_be_selected(ends):
+    a, b = ends
+    assert not os.get_inheritable(a.fileno())
+    b.send({"n": 1}, 1)
+    assert select.select([a], [], [], 0)[0] == [a]
+
+
+# Trees
+
+
+def same(a, b):
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
+    return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+dtypes = arrays.scalar_dtypes().filter(lambda d: d.kind in "biufc" and d.itemsize <= 16)
+leaves = (
+    st.none() | st.booleans() | st.floats() | st.text() | st.binary()
+    | st.integers(-(2**200), 2**200) | arrays.arrays(dtypes, arrays.array_shapes(min_dims=0, min_side=0, max_side=4))
+)  # fmt: skip
+trees = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(0, 99), inner))
+
+
+@given(trees)
+def test_trees_come_back_as_they_were(tree):
+    wire = msgspec.msgpack.encode(pack_tree(tree))
+    assert same(tree, unpack_tree(msgspec.msgpack.decode(wire)))
+
+
+def test_a_random_generator_survives_the_journey(ends):
+    a, b = ends
+    rng = np.random.default_rng(5)
+    rng.standard_normal(3)
+    a.send({"state": pack_tree(rng.bit_generator.state)}, 1)
+    other = np.random.default_rng(0)
+    other.bit_generator.state = unpack_tree(b.recv(1)["state"])
+    assert other.standard_normal(10).tolist() == rng.standard_normal(10).tolist()
+
+
+def test_what_is_close_to_a_number_becomes_one():
+    packed = pack_tree({"a": np.float32(0.5), "b": np.int64(-3), "c": np.bool_(True), "d": (1, 2)})
+    assert unpack_tree(packed) == {"a": 0.5, "b": -3, "c": True, "d": [1, 2]}
+
+
+def test_views_and_foreign_byte_orders_keep_their_values():
+    for array in (
+        np.arange(12).reshape(3, 4).T,
+        np.arange(10)[::-2],
+        np.arange(3, dtype=">i4"),
+        np.array(["a", "bcd"]),
+    ):
+        back = unpack_tree(pack_tree(array))
+        assert back.tolist() == array.tolist() and back.dtype == array.dtype
+        back[0] = back[1]  # writable
+
+
+@pytest.mark.parametrize(
+    "leaf", [object(), {1, 2}, np.array([object()]), np.zeros(2, "M8[s]"), np.zeros(1, [("a", "i4")])]
+)
+def test_what_cannot_travel_is_named_with_its_place(leaf):
+    with pytest.raises(TypeError, match="/env/0: "):
+        pack_tree({"env": [leaf]})
+
+
+def test_keys_must_be_names():
+    with pytest.raises(TypeError, match="key"):
+        pack_tree({(1, 2): 3})
+
+
+HOSTILE = [
+    ("|O", (1,), b"12345678"),
+    ("<f4", (2,), b"1234"),
+    ("<f4", (-1,), b"1234"),
+    ("<f4", (1 << 62, 1 << 62), b""),
+    ("<f4", (5,), b""),
+    ("V8", (1,), b"12345678"),
+    ("f4,i4", (1,), b"12345678"),
+    ("no such", (1,), b"1"),
+]
+
+
+@pytest.mark.parametrize("dtype, shape, data", HOSTILE)
+def test_forged_arrays_are_refused(dtype, shape, data):
+    body = msgspec.msgpack.encode((dtype, shape, data))
+    with pytest.raises(ValueError):
+        unpack_tree({"x": msgspec.msgpack.Ext(1, body)})
+    with pytest.raises(ValueError):
+        unpack_tree(msgspec.msgpack.Ext(1, body[:-1]))
+    with pytest.raises(ValueError):
+        unpack_tree(msgspec.msgpack.Ext(9, body))

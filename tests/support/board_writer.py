@@ -1,0 +1,18 @@
+"""Publishes vectors of equal numbers without a pause until the reader has had enough."""
+
+import sys
+
+import numpy as np
+
+from rookery.pipes.shm import Pulse, Segment, WeightBoard
+
+if __name__ == "__main__":
+    fd, size, floats, least = (int(word) for word in sys.argv[1:])
+    segment = Segment.attach(fd, size)
+    board, pulse = WeightBoard(segment, floats), Pulse(segment, 1, WeightBoard.size(floats))
+    vector = np.empty(floats, np.float32)
+    version = 0
+    while version < least or pulse.last(0)[1] == 0:
+        vector.fill(version)
+        board.publish(vector, version)
+        version += 1

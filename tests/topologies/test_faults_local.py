@@ -1,0 +1,108 @@
+"""Environments that break their contract, and processes that die: noticed, told where, replaced or ended, no leftovers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import rookery
+from rookery.errors import EnvError, NumericError
+
+SMALL = {"env_steps": 600, "quiet": True, "algo": {"unroll": 16, "epochs": 1, "minibatches": 2}, "envs_per_actor": 2}
+QUICK = {"supervisor": {"step_deadline": 1.5, "restarts": 1}}
+
+
+def children() -> list[str]:
+    """Command lines of our own child processes."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(status.read_text().rsplit(")", 1)[1].split()[1]) == os.getpid():
+                found.append((status.parent / "cmdline").read_text().replace("\0", " "))
+        except (OSError, ValueError):
+            continue
+    return [command for command in found if "local_actor" in command]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    before = set(os.listdir("/dev/shm"))
+    yield
+    assert children() == []
+    assert set(os.listdir("/dev/shm")) - before == set()
+
+
+def faulty(tmp_path, fault: str, topology: str, env: str = "rookery/Faulty-v0", **fields):
+    kwargs = {"fault": fault, "at_episode": 1, "at_step": 5} if fault else {}
+    kwargs |= fields.pop("env_kwargs", {})
+    settings = SMALL | QUICK | {"topology": topology, "preset": "vector"} | fields
+    return rookery.train("ppo", env=env, env_kwargs=kwargs, out=str(tmp_path / "run"), **settings)
+
+
+@pytest.mark.parametrize("topology", ["serial", "local"])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise_step", "raised in step"),
+        ("nan_obs", "nan"),
+        ("nan_reward", "nan"),
+        ("bad_shape", "shape"),
+    ],
+)
+def test_a_broken_environment_is_named_with_episode_and_step(tmp_path, topology, fault, words):
+    with pytest.raises(EnvError) as caught:
+        faulty(tmp_path, fault, topology)
+    text = str(caught.value)
+    assert words in text.lower()
+    assert "Faulty" in text and "episode 1" in text and "step 5" in text
+
+
+@pytest.mark.parametrize("topology", ["serial", "local"])
+def test_an_environment_that_raises_in_reset(tmp_path, topology):
+    with pytest.raises(EnvError, match=r"Faulty.*reset"):
+        faulty(tmp_path, "raise_reset", topology, env_kwargs={"at_episode": 0})
+
+
+def test_an_environment_that_kills_its_process(tmp_path):
+    with pytest.raises(EnvError, match=r"SIGKILL"):
+        faulty(tmp_path, "kill", "local")
+
+
+def test_an_environment_that_hangs_is_noticed_and_its_stack_told(tmp_path):
+    with pytest.raises(EnvError, match=r"hung") as caught:
+        faulty(tmp_path, "hang", "local")
+    assert "scripted.py" in str(caught.value) or "scripted.py" in (tmp_path / "run/logs/actor-0.log").read_text()
+
+
+@pytest.mark.parametrize("fault", ["sigkill", "sigstop", "hang", "raise", "exit"])
+def test_a_worker_is_replaced_and_its_steps_are_counted_as_dropped(tmp_path, fault):
+    plan = f"actor[1]@env_step=100:{fault}"
+    run = rookery.train(
+        "ppo", env="CartPole-v1", out=str(tmp_path / "run"), **SMALL, **QUICK, topology="local", actors=2, fault_plan=plan
+    )
+    summary = json.loads((run.path / "summary.json").read_text())
+    ledger = summary["ledger"]
+    assert summary["restarts"] == 1 and summary["exit_reason"] == "env_steps"
+    assert sum(ledger["dropped"].values()) > 0
+    assert ledger["collected"] == ledger["trained"] + sum(ledger["dropped"].values()) + ledger["in_flight"]
+
+
+def test_a_replacement_is_given_up_after_the_allowed_number(tmp_path):
+    with pytest.raises(EnvError, match="SIGKILL"):
+        rookery.train(
+            "ppo", env="CartPole-v1", out=str(tmp_path / "run"), **SMALL, **QUICK, topology="local", actors=1,
+            fault_plan="actor[0]@unroll=2:sigkill:always",
+        )  # fmt: skip
+
+
+def test_gradients_that_stay_non_finite_end_the_run_and_the_weights_stay_good(tmp_path):
+    with pytest.raises(NumericError):
+        rookery.train("ppo", env="CartPole-v1", out=str(tmp_path / "run"), **SMALL, fault_plan=";".join(["learner@update=1:nan"] * 3))
+
+
+def test_a_single_non_finite_gradient_is_skipped_and_counted(tmp_path):
+    run = rookery.train("ppo", env="CartPole-v1", out=str(tmp_path / "run"), **SMALL, fault_plan="learner@update=1:nan")
+    assert run.summary["updates_skipped"] == 1 and run.summary["exit_reason"] == "env_steps"
