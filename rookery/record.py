@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 
@@ -55,8 +54,12 @@ def record(
         fps = fps or float(env.metadata.get("render_fps") or 30)
         done = Recording(out, fps)
         with _film(out, fps) as film:
-            for _ in range(episodes):
-                _episode(policy, lanes, env, film, done, seed, max_steps, greedy)
+            for number in range(episodes):
+                rng = None if greedy else torch.Generator().manual_seed(seed_of(seed, "record-act", number))
+                total, ended = _episode(policy, lanes, film, seed_of(seed, "record", number) % 2**31, rng, max_steps)
+                done.returns.append(total)
+                if not ended:
+                    done.note = f"episode {number + 1} was cut after {max_steps:,} steps"
         done.frames = film.frames
         return done
     finally:
@@ -64,13 +67,11 @@ def record(
 
 
 def _episode(
-    policy: Policy, lanes: SyncLanes, env: gymnasium.Env, film: Film, done: Recording, seed: int, max_steps: int, greedy: bool
-) -> None:
-    number = len(done.returns)
-    obs = lanes.reset([seed_of(seed, "record", number) % 2**31])
-    rng = None if greedy else torch.Generator().manual_seed(seed_of(seed, "record-act", number))
-    state = policy.initial_state(1)
-    total = 0.0
+    policy: Policy, lanes: SyncLanes, film: Film, seed: int, rng: torch.Generator | None, max_steps: int
+) -> tuple[float, bool]:
+    """Film one episode: its return, and whether it came to its end."""
+    env = lanes.envs[0]
+    obs, state, total = lanes.reset([seed]), policy.initial_state(1), 0.0
     film.add(env.render())
     for _ in range(max_steps):
         action, state = policy.act_batch(obs, state, rng)
@@ -78,10 +79,8 @@ def _episode(
         total += float(reward[0])
         film.add(env.render())
         if terminated[0] or truncated[0]:
-            break
-    else:
-        done.note = f"episode {number + 1} was cut after {max_steps:,} steps"
-    done.returns.append(total)
+            return total, True
+    return total, False
 
 
 class Film:

@@ -23,7 +23,7 @@ Reduce = Callable[[torch.Tensor], torch.Tensor]  # sum over ranks; the identity 
 
 class Algorithm(ABC):
     Config: ClassVar[type]
-    published: ClassVar[tuple[str, ...]]  # entries of nets() that actors receive
+    published: tuple[str, ...]  # entries of nets() that actors receive: all that `act` uses
     groups: ClassVar[dict[str, tuple[str, ...]]]  # parameter group -> entries of nets(); one optimiser and loss each
     stop_above: float = math.inf  # LossOutput.stop beyond this ends the update
     max_grad_norm: float = math.inf  # clip of each group's gradient norm

@@ -73,12 +73,14 @@ class PPOBatch:
 
 class PPO(Algorithm):
     Config = PPOConfig
-    published = ("normalizer", "torso", "core", "policy")
     groups = {"all": ("torso", "core", "policy", "value_torso", "value")}  # noqa: RUF012 - constant
 
     def __init__(self, config: PPOConfig, net: NetConfig, spec: EnvSpec, lanes: int):
         super().__init__(config, net, spec, lanes)
         self.recurrent = net.core != "none"
+        self.shared = build.is_shared(spec, net)
+        # With shared features actors store values too, so they need that head.
+        self.published = ("normalizer", "torso", "core", "policy", *(("value",) if self.shared else ()))
         self.max_grad_norm = config.max_grad_norm
         self.stop_above = math.inf if config.target_kl is None else config.target_kl
         self.clip, self.entropy = config.clip, config.entropy
@@ -100,7 +102,7 @@ class PPO(Algorithm):
 
     def plan(self) -> DataPlan:
         chunk = self.config.chunk if self.recurrent else self.config.unroll
-        extras = {"value": ((), "float32")} if build.is_shared(self.spec, self.net) else {}
+        extras = {"value": ((), "float32")} if self.shared else {}
         return DataPlan(self.config.unroll, chunk, Queue(max_lag=0), extras)
 
     def initial_state(self, nets: nn.ModuleDict, lanes: int) -> Tree:
@@ -113,7 +115,7 @@ class PPO(Algorithm):
         head = nets["policy"]
         action, logp = head.mode(head(features)) if explore is None else head.sample(head(features), explore)
         # With a shared torso the value is nearly free here; with two torsos the learner computes all values at once.
-        extras = {} if "value_torso" in nets else {"value": nets["value"](features)}
+        extras = {"value": nets["value"](features)} if self.shared else {}
         return ActOutput(action, logp, state, extras)
 
     # Learning

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rookery.config import RunConfig
 
-USAGE = """usage: rookery bench scaling --env ID [--actors 1 2 4] [--envs N] [--recipe ppo] [--env-steps N] [--out DIR] ...
+USAGE = """usage: rookery bench scaling --env ID [--actors 1 2 4] [--envs N] [--env-steps N] [--out DIR] ...
 
 Trains with 1, 2, ... actor processes for the same number of steps on the same number of environments.
 
@@ -101,14 +101,13 @@ def _configs(counts: list[int], own: dict[str, str], rest: list[str]) -> list[Ru
     envs = _positive("--envs", own["envs"]) if own["envs"] else math.ceil(config.lanes / unit) * unit
     if envs % unit:
         listed = ", ".join(map(str, counts))
-        raise UsageError(f"{envs} environments cannot be shared evenly by {listed} actors; --envs {-(-envs // unit) * unit}")
+        near = math.ceil(envs / unit) * unit
+        raise UsageError(f"{envs} environments cannot be shared evenly by {listed} actors; --envs {near} can")
     name = re.sub(r"[^A-Za-z0-9]+", "-", config.env).strip("-")
     out = Path(own["out"] or f"runs/scaling-{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    config = dataclasses.replace(config, topology="local", quiet=True, target_return=None)
     return [
-        dataclasses.replace(
-            config, topology="local", actors=count, envs_per_actor=envs // count, out=str(out / f"actors-{count}"),
-            quiet=True, target_return=None,
-        )  # fmt: skip
+        dataclasses.replace(config, actors=count, envs_per_actor=envs // count, out=str(out / f"actors-{count}"))
         for count in counts
     ]
 
@@ -134,9 +133,11 @@ def _measure(configs: list[RunConfig]) -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]], config: RunConfig) -> Table:
+    from rich import box
     from rich.table import Table
 
-    table = Table(title=f"[bold]{config.recipe}[/] on [bold]{config.env}[/], {config.lanes} environments", title_style="")
+    title = f"[bold]{config.recipe}[/] on [bold]{config.env}[/], {config.lanes} environments in all"
+    table = Table(title=title, title_style="", title_justify="left", box=box.ROUNDED, header_style="dim")
     for name in ("actors", "envs each", "steps/s", "speed-up", "acting only", "speed-up", "waiting"):
         table.add_column(name, justify="right")
     first = rows[0]

@@ -28,7 +28,7 @@ EXTRAS = {  # extra -> (modules it brings, what for)
 }
 CORE = ("torch", "numpy", "gymnasium", "safetensors", "msgspec", "tyro", "rich")
 ROOM = 1 << 30  # bytes of memory below which a run is likely to fail
-STEPS = 20_000  # of the self-test: about a second
+STEPS = 4_000  # of the self-test: about a second
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ def _show(findings: list[Finding]) -> None:
         table.add_row(mark[finding.state], finding.name, finding.value + remedy)
     console().print(table)
     problems = [finding.name for finding in findings if finding.state == "problem"]
-    console().print(f"\n[bold red]Needs attention:[/] {', '.join(problems)}" if problems else "\n[green]All is well.[/]")
+    end = f"[bold red]needs attention:[/] {', '.join(problems)}" if problems else "[green]all is well[/]"
+    console().print("\n" + end)
 
 
 def _system() -> list[Finding]:

@@ -124,7 +124,7 @@ def nearest(name: str, known: Iterable[str], mark: str = "") -> str:
     close = list(dict.fromkeys(same + difflib.get_close_matches(name, known, n=3, cutoff=0.6)))[:3]
     if close:
         return "did you mean " + " or ".join(mark + other for other in close) + "?"
-    return "known: " + ", ".join(mark + other for other in sorted(known)) if len(known) < 20 else "--help lists them all"
+    return "--help lists them" if len(known) > 20 else "known: " + ", ".join(mark + other for other in sorted(known))
 
 
 def parse(kind: type[T], words: list[str], prog: str, about: str, default: T | None = None) -> T:

@@ -33,8 +33,8 @@ def recipes(words: list[str]) -> int:
         raise UsageError("there are no recipes")
     out = console()
     for each in shown:
-        table = Table(title=f"[bold]{each.name}[/]: {each.about}", title_justify="left", title_style="", box=box.ROUNDED,
-                      show_lines=True, header_style="dim")  # fmt: skip
+        table = Table(box=box.ROUNDED, show_lines=True, header_style="dim", title_justify="left", title_style="")
+        table.title = f"[bold]{each.name}[/]: {each.about}"
         table.add_column("preset", style="bold", no_wrap=True)
         table.add_column("taken for", overflow="fold")
         table.add_column("sets", overflow="fold")

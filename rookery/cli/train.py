@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rookery.cli.flags import HELP
 from rookery.errors import CheckpointError, RookeryError, UsageError
@@ -67,19 +67,16 @@ def resume(words: list[str]) -> int:
 
 def close(run: Run) -> int:
     """Say what came of a run and what can be done with it."""
-    from rookery.cli.show import console, facts, number
+    from rookery.cli.show import console, facts
 
     summary, path = run.summary, shlex.quote(str(run.path))
-    mean, std = summary["return_mean"], summary["return_std"]
-    target = summary.get("env_steps_to_target")
     rows = {
         "run": f"[bold]{run.path}[/]",
         "ended": _REASONS.get(summary["exit_reason"], summary["exit_reason"])
         + f" after {summary['env_steps']:,} steps, {summary['wall_s']:.0f} s",
-        "return": "no episode has ended" if mean is None else f"[bold]{number(mean)}[/] ± {number(std)}, last 100 episodes"
-        + (f"; target reached at {target:,} steps" if target else ""),
+        "return": _return(summary),
         "speed": f"{summary['steps_per_s']:,.0f} steps/s",
-    }  # fmt: skip
+    }
     if summary["restarts"]:
         rows["replaced"] = f"{summary['restarts']} workers; the messages are in metrics.jsonl"
     if curve := _curve(run.path):
@@ -89,6 +86,18 @@ def close(run: Run) -> int:
         rows["next"] = f"rookery resume {path}"
     console().print(facts(rows))
     return run.exit_code
+
+
+def _return(summary: dict[str, Any]) -> str:
+    from rookery.cli.show import number
+
+    if summary["return_mean"] is None:
+        return "no episode has ended"
+    reached = summary["env_steps_to_target"]
+    return (
+        f"[bold]{number(summary['return_mean'])}[/] ± {number(summary['return_std'])}, last 100 episodes"
+        + (f"; target reached after {reached:,} steps" if reached else "")
+    )
 
 
 _REASONS = {

@@ -63,11 +63,13 @@ class Report:
             out.append(f"  action: {self.action.kind} {size}")
             out.append(f"  resets: {self.reset_mode}; {_said(self.convention, 'exact', 'BROKEN')}")
             out.append(f"  same seed, same rows: {_said(self.deterministic, 'yes', 'no')}")
-            out.append(f"  finite: {_said(self.finite, 'yes', 'NO')}; inside its space: {_said(self.in_space, 'yes', 'no')}")
+            out.append(f"  finite: {_said(self.finite, 'yes', 'NO')}")
+            out.append(f"  inside its space: {_said(self.in_space, 'yes', 'no')}")
             out.append(f"  exact resume: {_said(self.restorable, 'yes', 'no, resumed runs begin new episodes')}")
             played = f"{self.episodes} episodes, mean length {self.mean_length:.1f}, mean return {self.mean_return:.3g}"
             out.append(f"  random play: {played if self.episodes else f'no end in {self.steps} steps'}")
-            out.append(f"  speed: {self.vector_speed:,.0f} steps/s in {self.lanes} lanes, {self.single_speed:,.0f} alone")
+            alone = f"{self.single_speed:,.0f} alone"
+            out.append(f"  speed: {self.vector_speed:,.0f} steps/s in {self.lanes} lanes, {alone}")
         return out + [f"  warning: {each}" for each in self.warnings] + [f"  error: {each}" for each in self.errors]
 
 
@@ -100,9 +102,8 @@ def _together(config: Config, report: Report, rows: int) -> list[bytes] | None:
         report.obs, report.action = envs.spec.obs, envs.spec.action
         report.reset_mode = _mode(envs)
         play = _Play(envs, report)
-        started = perf_counter()
         digests = play.rows(rows)
-        report.vector_speed = rows * envs.count / (perf_counter() - started)
+        report.vector_speed = rows * envs.count / max(play.seconds, 1e-9)
         play.summarise()
         report.restorable = _restorable(envs, report)
         return digests
@@ -126,6 +127,7 @@ class _Play:
         self.live = np.ones(envs.count, bool)
         self.total, self.length = np.zeros(envs.count), np.zeros(envs.count, np.int64)
         self.done: list[tuple[float, int]] = []
+        self.seconds = 0.0  # spent in the environments
         self.largest = {"observations": 0.0, "rewards": 0.0}
         report.convention = True
         self.first = _digest(*envs.reset([SEED + lane for lane in range(envs.count)]).values())
@@ -134,7 +136,10 @@ class _Play:
         return [self.first, *(self.row() for _ in range(count))]
 
     def row(self) -> bytes:
-        obs, reward, terminated, truncated = self.envs.step(_random(self.envs.spec, self.envs.count, self.rng))
+        action = _random(self.envs.spec, self.envs.count, self.rng)
+        started = perf_counter()
+        obs, reward, terminated, truncated = self.envs.step(action)
+        self.seconds += perf_counter() - started
         ends = terminated | truncated
         bad = find_nonfinite({name: x[None] for name, x in obs.items()}, reward[None])
         if bad is not None and self.report.finite:
@@ -211,32 +216,33 @@ def _alone(config: Config, report: Report, rows: int) -> None:
         report.warnings.append(f"no single environment, so no recording: {error}")
         return
     try:
-        seen, seconds = _walk(env, rows)
+        outside, seconds = _walk(env, rows)
     except Exception as error:
         report.errors.append(f"raised when stepped by itself: {type(error).__name__}: {error}")
         return
     finally:
         env.close()
     report.single_speed = rows / max(seconds, 1e-9)
-    outside = [obs for obs in seen if not env.observation_space.contains(obs)]
     report.in_space = not outside
     if outside:
-        report.warnings.append(f"{len(outside)} of {len(seen)} observations lie outside the space; first: {outside[0]!r}")
+        report.warnings.append(f"{len(outside)} of {rows} observations lie outside the space; the first: {outside[0]}")
 
 
-def _walk(env: gymnasium.Env, rows: int) -> tuple[list, float]:
+def _walk(env: gymnasium.Env, rows: int) -> tuple[list[str], float]:
+    """Observations outside the space, in words, and the seconds that the steps took."""
     env.action_space.seed(SEED)
-    obs, _ = env.reset(seed=SEED)
-    seen, seconds = [obs], 0.0
+    env.reset(seed=SEED)
+    outside, seconds = [], 0.0
     for _ in range(rows):
+        action = env.action_space.sample()
         started = perf_counter()
-        obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
-        if terminated or truncated:
-            obs, _ = env.reset()
+        obs, _, terminated, truncated, _ = env.step(action)
         seconds += perf_counter() - started
-        if len(seen) < 100:
-            seen.append(obs)
-    return seen, seconds
+        if not env.observation_space.contains(obs):
+            outside.append(repr(obs)[:200])
+        if terminated or truncated:
+            env.reset()
+    return outside, seconds
 
 
 def _advise(report: Report) -> None:

@@ -18,16 +18,17 @@ def braille(points: Sequence[tuple[float, float]], columns: int, rows: int) -> t
     low, high = min(y for _, y in points), max(y for _, y in points)
     first, last = points[0][0], points[-1][0]
     cells = [[0] * columns for _ in range(rows)]
-    above = None  # height of the curve in the previous column
+    previous = None  # height of the curve in the column before
     for column, y in enumerate(_resampled(points, first, last, width)):
         if y is None:
-            above = None
+            previous = None
             continue
         dot = round((y - low) / (high - low) * (height - 1)) if high > low else height // 2
-        for level in range(min(dot, dot if above is None else above), max(dot, dot if above is None else above) + 1):
+        previous = dot if previous is None else previous
+        for level in range(min(dot, previous), max(dot, previous) + 1):
             row = height - 1 - level
             cells[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
-        above = dot
+        previous = dot
     return ["".join(chr(0x2800 + cell) if cell else " " for cell in row) for row in cells], low, high
 
 
@@ -40,11 +41,10 @@ def _resampled(points: list[tuple[float, float]], first: float, last: float, wid
         sums[column] += y
         counts[column] += 1
     known = [column for column in range(width) if counts[column]]
-    values: list[float | None] = [None] * width
-    for column in known:
-        values[column] = sums[column] / counts[column]
+    means = {column: sums[column] / counts[column] for column in known}
+    values: list[float | None] = [means.get(column) for column in range(width)]
     for left, right in itertools.pairwise(known):
         for column in range(left + 1, right):
             share = (column - left) / (right - left)
-            values[column] = values[left] * (1 - share) + values[right] * share
+            values[column] = means[left] * (1 - share) + means[right] * share
     return values

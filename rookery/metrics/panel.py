@@ -58,19 +58,19 @@ class Panel:
     def update(self, snapshot: Snapshot) -> None:
         self._latest = snapshot
         if not self._off and self._clock() >= self._next:
-            self._draw()
+            self._draw(snapshot)
 
     def close(self) -> None:
         """Draw the last snapshot and leave it on the screen."""
         if self._latest is not None and not self._off:
-            self._draw()
+            self._draw(self._latest)
         live, self._live = self._live, None
         if live is not None:
             with contextlib.suppress(Exception):
                 live.stop()
 
-    def _draw(self) -> None:
-        snapshot, self._latest = self._latest, None
+    def _draw(self, snapshot: Snapshot) -> None:
+        self._latest = None
         began = time.thread_time()
         try:
             if self._terminal:
@@ -84,8 +84,9 @@ class Panel:
             self._off = True
             self.close()
             warnings.warn(f"the panel is off, training goes on: {type(error).__name__}: {error}", stacklevel=3)
-        # On a slow machine it draws less often rather than take more than a hundredth of the thread's time.
-        self._next = self._clock() + max(0.25 if self._terminal else 5.0, 100 * (time.thread_time() - began))
+        # On a slow machine it draws less often, to stay below a hundredth of the thread's time.
+        pause = min(2.0, max(0.25, 150 * (time.thread_time() - began)))
+        self._next = self._clock() + (pause if self._terminal else 5.0)
 
 
 def plain_line(snapshot: Snapshot) -> str:

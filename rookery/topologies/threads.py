@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from rookery.config import RunConfig
 from rookery.pipes.machine import Machine
 
-
 SMALL = 2e8  # multiply-adds of a minibatch's forward pass; below, threads wait for each other longer than they work
 
 
@@ -68,7 +67,7 @@ class Threads:
         return self._switch(self.budget.learning)
 
     def fit(self, work: float) -> None:
-        """Take one thread to learn with if a minibatch (`work` in multiply-adds) is too small to be worth sharing out."""
+        """Learn with one thread if a minibatch (`work` in multiply-adds) is too small to be worth sharing out."""
         if work < SMALL:
             self.budget = Budget(self.budget.acting, 1)
 

@@ -75,7 +75,8 @@ def test_shares_of_several_actors_sum_to_one(actors, collect, learner, wall):
 
 
 def test_collecting_is_what_the_mean_actor_did_and_the_rest_is_waiting():
-    fast, slow = {"env": 2.0, "inference": 1.0, "wait": 4.0}, {"env": 5.0, "inference": 1.0, "other": 1.0}
+    # The fast actor also waits while the learner learns: that is not time of collecting.
+    fast, slow = {"env": 2.0, "inference": 1.0, "wait": 40.0}, {"env": 5.0, "inference": 1.0, "other": 1.0}
     result = collect_shares([fast, slow], 7.0, {"learn": 2.0, "transfer": 0.5}, 10.0)
     expected = {"env": 0.35, "inference": 0.1, "learn": 0.2, "transfer": 0.05, "wait": 0.2, "other": 0.1}
     assert result == pytest.approx(expected)

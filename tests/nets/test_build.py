@@ -14,7 +14,11 @@ VECTOR = EnvSpec("toy", {"obs": Leaf((4,), "float32", "vector")}, ActionSpec("di
 IMAGE = EnvSpec("toy", {"obs": Leaf((2, 36, 36), "uint8", "image")}, ActionSpec("discrete", choices=(3,)))
 DICT = EnvSpec(
     "toy",
-    {"p": Leaf((36, 36, 3), "uint8", "image"), "v": Leaf((4,), "float32", "vector"), "n": Leaf((), "int64", "discrete", 3)},
+    {
+        "p": Leaf((36, 36, 3), "uint8", "image"),
+        "v": Leaf((4,), "float32", "vector"),
+        "n": Leaf((), "int64", "discrete", 3),
+    },
     ActionSpec("box", size=2),
 )
 SPECS = pytest.mark.parametrize("spec", [VECTOR, IMAGE, DICT], ids=["vector", "image", "dict"])

@@ -10,6 +10,7 @@ from torch import nn
 
 from rookery.config import NetConfig
 from rookery.errors import UsageError
+from rookery.nets.cnn import CHUNK
 from rookery.nets.flat import FlatParams
 from rookery.nets.torso import Torso, make_torso
 from rookery.types import ActionSpec, EnvSpec, Leaf
@@ -96,13 +97,28 @@ def test_nature_is_the_papers_network(size):
     x = obs["obs"].double() / 255
     for (weight, bias), stride in zip(zip(copies[0:6:2], copies[1:6:2]), (4, 2, 1)):
         x = F.relu(F.conv2d(x, weight, bias, stride))
-    x = F.relu(F.linear(x.flatten(1), *copies[6:]))
+    x = F.relu(F.linear(x.permute(0, 2, 3, 1).flatten(1), *copies[6:]))  # flattened as (rows, columns, channels)
     y = torso(obs)
     torch.testing.assert_close(y.double(), x, rtol=1e-4, atol=1e-5)
     weight = torch.linspace(-1, 1, y.numel()).view_as(y)
     (y * weight).sum().backward()
     for p, grad in zip(encoder.parameters(), torch.autograd.grad((x * weight).sum(), copies)):
         torch.testing.assert_close(p.grad.double(), grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["nature", "small", "impala"])
+def test_large_batches_are_worked_off_in_pieces_of_the_same_numbers(kind):
+    s = spec(obs=Leaf((3, 36, 36), "uint8", "image"))
+    torso, obs = make(s, NetConfig(torso=kind, features=16)), random_obs(s, 2 * CHUNK + 5)
+    y = torso(obs)
+    y.square().mean().backward()
+    whole = [p.grad.clone() for p in torso.parameters()]
+    torso.zero_grad()
+    parts = [torso({"obs": part}) for part in obs["obs"].split(CHUNK)]
+    torch.testing.assert_close(torch.cat(parts), y, rtol=1e-5, atol=1e-5)
+    torch.cat(parts).square().mean().backward()
+    for p, grad in zip(torso.parameters(), whole):
+        torch.testing.assert_close(p.grad, grad, rtol=1e-3, atol=1e-5)
 
 
 def test_layouts_of_the_same_image_agree():
@@ -112,7 +128,8 @@ def test_layouts_of_the_same_image_agree():
     a, b = make(first), make(last)
     with torch.no_grad():
         torch.testing.assert_close(a({"obs": obs}), b({"obs": obs.permute(0, 2, 3, 1).contiguous()}))
-        torch.testing.assert_close(a({"obs": obs}), a({"obs": obs.permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1)}))
+        strided = obs.permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1)
+        torch.testing.assert_close(a({"obs": obs}), a({"obs": strided}))
         grey, one = spec(obs=Leaf((40, 44), "uint8", "image")), spec(obs=Leaf((1, 40, 44), "uint8", "image"))
         torch.testing.assert_close(make(grey)({"obs": obs[:, 0]}), make(one)({"obs": obs[:, :1]}))
 
@@ -140,7 +157,7 @@ def test_auto_picks_by_size_and_explicit_choices_are_kept():
 
 
 def test_impossible_choices_say_what_to_use():
-    with pytest.raises(UsageError, match="20x20.*small"):
+    with pytest.raises(UsageError, match=r"20x20.*small"):
         make(spec(obs=Leaf((20, 20, 3), "uint8", "image")), NetConfig(torso="nature"))
     with pytest.raises(UsageError, match="mlp"):
         make(spec(obs=VECTOR), NetConfig(torso="impala"))

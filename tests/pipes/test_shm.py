@@ -107,7 +107,7 @@ def test_a_size_that_does_not_fit_is_refused_before_anything_is_allocated(tmp_pa
 
 def test_ten_times_the_memory_of_this_machine_is_refused():
     have, _ = Machine().memory()
-    with pytest.raises(StorageError, match="need .* have "):
+    with pytest.raises(StorageError, match=r"need .* have "):
         Segment.create(10 * have, "replay")
 
 
@@ -356,18 +356,22 @@ def test_another_process_rewriting_without_pause_is_never_read_torn():
     writer = run_python("-m", "board_writer", *map(str, (segment.fd, size, floats, writes)), pass_fds=[segment.fd])
     into = np.empty(floats, np.float32)
     last, pulled = -1, 0
-    while pulled < reads or last < writes - 1:
-        version = weights.pull(into, newer_than=last)
-        if version == last:
-            assert writer.poll() is None, "the writer ended early"
-            continue
-        assert version > last
-        assert into[0] == version
-        assert (into == version).all()
-        last, pulled = version, pulled + 1
-        if pulled == reads:
-            pulse.beat(0, 1)
-    assert writer.wait(60) == 0
+    try:
+        while pulled < reads or last < writes - 1:
+            version = weights.pull(into, newer_than=last)
+            if version == last:
+                assert writer.poll() is None, "the writer ended early"
+                continue
+            assert version > last
+            assert into[0] == version
+            assert (into == version).all()
+            last, pulled = version, pulled + 1
+            if pulled == reads:
+                pulse.beat(0, 1)
+        assert writer.wait(60) == 0
+    finally:
+        writer.kill()
+        writer.wait(60)
     assert weights.version() >= writes - 1
 
 

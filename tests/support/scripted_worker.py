@@ -11,12 +11,14 @@ from rookery.pipes.shm import Segment
 from rookery.topologies.supervise import serve
 
 
-def stuck_here():
+def stuck_here(tell=lambda: None):
+    tell()  # from here on, this function is on the stack
     while True:
         time.sleep(3600.0)
 
 
-def stuck_in_c():
+def stuck_in_c(tell):
+    tell()
     ctypes.PyDLL(None).sleep(3600)  # PyDLL keeps the interpreter lock
 
 
@@ -47,11 +49,11 @@ def body(channel, message, fds):
         ready["program"] = child
     if do == "write":
         Segment.attach(fds["memory"], message["size"]).array((message["size"],), "uint8")[:] = 7
-    channel.send(ready, timeout=60)
     if do == "hang":
-        stuck_here()
+        stuck_here(lambda: channel.send(ready, timeout=60))
     if do == "hang_in_c":
-        stuck_in_c()
+        stuck_in_c(lambda: channel.send(ready, timeout=60))
+    channel.send(ready, timeout=60)
     if do == "stop_itself":
         os.kill(os.getpid(), signal.SIGSTOP)
     if do == "chatter":

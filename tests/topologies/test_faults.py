@@ -104,6 +104,9 @@ def test_what_cannot_be_read_is_refused_with_an_example(text):
 
 @pytest.mark.parametrize("action, code", [("sigkill", -signal.SIGKILL), ("exit", 1), ("sigterm", -signal.SIGTERM)])
 def test_it_is_the_process_itself_that_ends(action, code):
-    script = f"from rookery.topologies.faults import *; FaultPlan.parse('learner@update=2:{action}').fire('learner', update=2)"
+    script = f"""
+from rookery.topologies.faults import FaultPlan
+FaultPlan.parse("learner@update=2:{action}").fire("learner", update=2)
+"""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", script], env=environment, timeout=120).returncode == code

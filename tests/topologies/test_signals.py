@@ -15,7 +15,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 OURS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
 
 
-@pytest.mark.parametrize("number, code", zip(OURS, [130, 75, 75]))
+@pytest.mark.parametrize("number, code", list(zip(OURS, [130, 75, 75])))
 def test_a_signal_becomes_an_exit_code_and_nothing_is_raised(number, code):
     with Signals() as signals:
         assert signals.requested is None

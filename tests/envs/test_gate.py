@@ -1,0 +1,61 @@
+"""The finite check finds every injected number, says where, and cries wolf never (reliability.md F8)."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rookery.envs.gate import find_nonfinite
+
+T, B = 6, 3
+BAD = st.sampled_from([np.nan, np.inf, -np.inf])
+
+
+def clean():
+    rng = np.random.default_rng(0)
+    vector, image = rng.normal(size=(T + 1, B, 4)).astype(np.float32), rng.integers(0, 255, (T + 1, B, 2, 2), np.uint8)
+    return {"a": vector, "b": image}, rng.normal(size=(T, B)).astype(np.float32)
+
+
+@given(st.integers(0, T), st.integers(0, B - 1), st.integers(0, 3), BAD)
+def test_a_bad_observation_is_found_at_the_row_that_returned_it(row, lane, place, value):
+    obs, reward = clean()
+    obs["a"][row, lane, place] = value
+    assert find_nonfinite(obs, reward) == (max(row - 1, 0), lane, f"an observation 'a' of {value}")
+
+
+@given(st.integers(0, T - 1), st.integers(0, B - 1), BAD)
+def test_a_bad_reward_is_found(row, lane, value):
+    obs, reward = clean()
+    reward[row, lane] = value
+    assert find_nonfinite(obs, reward) == (row, lane, f"a reward of {value}")
+    assert find_nonfinite({"obs": obs["a"][1:]}, reward) == (row, lane, f"a reward of {value}")
+
+
+def test_the_first_of_several_counts():
+    obs, reward = clean()
+    reward[3, 0] = np.nan
+    obs["a"][3, 2, 1] = np.inf  # returned by row 2
+    assert find_nonfinite(obs, reward) == (2, 2, "an observation 'a' of inf")
+
+
+def test_opposite_infinities_do_not_hide_each_other():
+    obs, reward = clean()
+    reward[1, 0], reward[4, 2] = np.inf, -np.inf
+    assert find_nonfinite(obs, reward) == (1, 0, "a reward of inf")
+
+
+@pytest.mark.parametrize("value", [0.0, 3e38, -3e38])
+def test_large_numbers_are_finite_even_if_their_sum_is_not(value):
+    obs = {"obs": np.full((T + 1, B, 4), value, np.float32)}
+    assert find_nonfinite(obs, np.full((T, B), value, np.float32)) is None
+
+
+def test_integers_are_passed_over():
+    assert find_nonfinite({"obs": np.zeros((2, 1), np.int64)}, np.zeros((1, 1), np.float32)) is None
+
+
+def test_rows_may_be_aligned():
+    obs = {"obs": np.zeros((T, B, 1), np.float32)}
+    obs["obs"][4, 1] = np.nan
+    assert find_nonfinite(obs, np.zeros((T, B), np.float32)) == (4, 1, "an observation of nan")
