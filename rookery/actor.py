@@ -130,7 +130,7 @@ class Actor:
 
     def _located(self, fault: LaneFault, lane: int, row: int, steps: int, rows_of: Unroll | None = None) -> EnvError:
         """The fault with its address: environment, lane, episode, step."""
-        episode, step = int(self._episode[lane]), int(self._length[lane]) + row
+        episode, step = int(self._episode[lane]), int(self._length[lane]) + row - (not self._live[lane])
         if rows_of is not None:
             ends = np.flatnonzero((rows_of.terminated | rows_of.truncated)[:row, lane])
             if len(ends):

@@ -40,7 +40,7 @@ class Recording:
 
 def record(
     policy: Policy, config: RunConfig, out: str | Path, episodes: int = 1, seed: int = 7, fps: float = 0.0,
-    max_steps: int = 30_000, greedy: bool = True,
+    max_steps: int = 10_000, greedy: bool = True,
 ) -> Recording:  # fmt: skip
     """Play whole episodes and film them. `fps` 0: as the environment says. LaneFault if the environment fails."""
     out = Path(out)
@@ -48,6 +48,7 @@ def record(
         raise UsageError(f"{out}: a film ends in {', '.join(SUFFIXES)}")
     _writer()  # before the environment is made: a missing package is said at once
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures are drawn in memory: no display is asked for
     env = make_single(config, render_mode="rgb_array")
     lanes = SyncLanes(config.env, [env])
     try:

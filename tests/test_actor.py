@@ -293,7 +293,7 @@ def test_log_probabilities_are_those_of_fresh_episodes(net):
                 obs = {"obs": torch.from_numpy(out.obs["obs"][t, lane : lane + 1].copy())}
                 params, state = nets_build.policy_step(nets, obs, state)
                 logp, _ = nets["policy"].logp_entropy(params, torch.from_numpy(out.action[t, lane : lane + 1].copy()))
-                assert abs(float(logp) - out.logp[t, lane]) < 1e-6
+                assert abs(logp.item() - out.logp[t, lane]) < 1e-6
 
 
 def test_the_state_of_a_chunk_is_the_one_before_its_first_row():

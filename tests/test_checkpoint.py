@@ -3,6 +3,7 @@
 import errno
 import os
 import pickletools
+import resource
 import stat
 from pathlib import Path
 
@@ -283,6 +284,18 @@ def test_a_failed_save_leaves_no_temporary_folder(tmp_path):
         with pytest.raises(StorageError):
             save(tmp_path, 20, files=Unreliable(at, "once"))
         assert names(tmp_path) == ["step-000000000010"]
+
+
+def test_a_limit_of_the_system_on_file_size_is_a_storage_error(tmp_path):
+    save(tmp_path, 10)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(StorageError, match="File too large"):
+            checkpoint.save(tmp_path, 20, {"w": torch.zeros(10_000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(tmp_path) == ["step-000000000010"] and value_of(checkpoint.newest(tmp_path)[0]) == 10
 
 
 def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path):

@@ -16,7 +16,7 @@ import tyro
 
 from rookery.cli.flags import parse
 from rookery.cli.runs import folder_of, open_run
-from rookery.cli.show import console, facts, number, only_answer
+from rookery.cli.show import console, count, facts, number, only_answer
 from rookery.errors import EnvError, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def evaluate(words: list[str]) -> int:
     if args.episodes < 1 or args.envs < 1:
         raise UsageError("--episodes and --envs must be at least 1")
     config = open_run(args.run, args.trust, ["rookery", "eval", *words])
-    with only_answer() if args.json else contextlib.nullcontext():
+    with only_answer() if args.json else console().status(f"playing {args.episodes} episodes …"):
         result = _evaluation(args, config)
         path = _store(folder_of(args.run), result)
     if args.json:
@@ -51,7 +51,7 @@ def evaluate(words: list[str]) -> int:
     how = "greedy" if result.greedy else "sampled"
     console().print(facts({
         "policy": f"{args.run}, {result.checkpoint} ({result.env_steps:,} steps)",
-        "played": f"{result.episodes} episodes of {result.env}, {how}, seed {result.seed}",
+        "played": f"{count(result.episodes, 'episode')} of {result.env}, {how}, seed {result.seed}",
         "return": f"[bold]{number(result.return_mean)}[/] ± {number(result.return_std)}, "
         f"from {number(result.return_min)} to {number(result.return_max)}",
         "length": f"{number(result.length_mean)} steps",
@@ -112,7 +112,7 @@ class Record:
     out: Path | None = None  # video file; none: RUN/report/<checkpoint>-<seed>.mp4
     seed: int = 7  # of the environment
     fps: float = 0.0  # pictures per second; 0: as the environment says
-    max_steps: int = 30_000  # an episode is cut after so many steps
+    max_steps: int = 10_000  # an episode is cut after so many steps
     best: bool = False  # the best checkpoint instead of the newest
     sample: bool = False  # sample actions, as in training, instead of the likeliest
     trust: tuple[str, ...] = ()  # modules outside Rookery that the run may import
@@ -139,7 +139,7 @@ def record(words: list[str]) -> int:
         )  # fmt: skip
     rows = {
         "video": f"[bold]{shlex.quote(str(done.path))}[/]",
-        "shows": f"{len(done.returns)} episodes of {config.env}, return "
+        "shows": f"{count(len(done.returns), 'episode')} of {config.env}, return "
         + ", ".join(number(value) for value in done.returns),
         "length": f"{done.frames:,} pictures, {done.frames / done.fps:.1f} s at {done.fps:g} per second",
     }

@@ -32,6 +32,10 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def count(amount: int, what: str) -> str:
+    return f"{amount:,} {what}" if amount == 1 else f"{amount:,} {what}s"
+
+
 @contextlib.contextmanager
 def only_answer() -> Iterator[None]:
     """Nothing but the answer reaches standard output: what libraries print inside goes to standard error."""

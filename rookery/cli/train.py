@@ -67,7 +67,7 @@ def resume(words: list[str]) -> int:
 
 def close(run: Run) -> int:
     """Say what came of a run and what can be done with it."""
-    from rookery.cli.show import console, facts
+    from rookery.cli.show import console, count, facts
 
     summary, path = run.summary, shlex.quote(str(run.path))
     rows = {
@@ -78,7 +78,7 @@ def close(run: Run) -> int:
         "speed": f"{summary['steps_per_s']:,.0f} steps/s",
     }
     if summary["restarts"]:
-        rows["replaced"] = f"{summary['restarts']} workers; the messages are in metrics.jsonl"
+        rows["replaced"] = f"{count(summary['restarts'], 'worker')}; the messages are in metrics.jsonl"
     if curve := _curve(run.path):
         rows["curve"] = str(curve)
     rows["next"] = f"rookery eval {path}\nrookery resume {path} --env-steps {2 * summary['env_steps']}"

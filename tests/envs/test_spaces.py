@@ -183,7 +183,7 @@ def test_the_mapping_is_that_of_the_action_spec(bounds, seed):
     ],
 )
 def test_other_actions_are_refused_with_the_way_out(space):
-    with pytest.raises(UsageError, match=r"env: action space .* is not one Rookery can act in.*ActionWrapper"):
+    with pytest.raises(UsageError, match=r"(?s)env: action space .* is not one Rookery can act in.*ActionWrapper"):
         Actions(space, "env")
 
 

@@ -133,7 +133,7 @@ def test_the_next_batch_may_use_the_same_memory():
     table.insert(one, 0, 0)
     first = table.sample()
     kept = first.reward.clone()
-    one.reward += 1
+    one.reward[:] += 1
     table.insert(one, 0, 1)
     second = table.sample()
     assert torch.equal(first.reward, kept) and torch.equal(second.reward, kept + 1)
@@ -145,3 +145,14 @@ def test_a_batch_is_not_put_together_from_too_few_unrolls():
     with pytest.raises(AssertionError):
         table.sample()
     assert len(table) == 1, "what waits is still there"
+
+
+def test_a_batch_holds_one_unroll_of_every_actor():
+    """Two of the same actor are not a batch: its lanes would be there twice, another's not at all."""
+    table = QueueTable(2)
+    table.insert(unroll(0, 0), 0, 0)
+    table.insert(unroll(0, 1), 0, 1)
+    assert not table.can_sample()
+    table.insert(unroll(1, 0), 1, 0)
+    assert table.can_sample()
+    assert table.sample().lane.tolist() == list(range(2 * B))

@@ -36,7 +36,7 @@ def nothing_left_behind():
 
 
 def faulty(tmp_path, fault: str, topology: str, env: str = "rookery/Faulty-v0", **fields):
-    kwargs = {"fault": fault, "at_episode": 1, "at_step": 5} if fault else {}
+    kwargs = {"fault": fault, "at_episode": 1, "at_step": 3} if fault else {}
     kwargs |= fields.pop("env_kwargs", {})
     settings = SMALL | QUICK | {"topology": topology, "preset": "vector"} | fields
     return rookery.train("ppo", env=env, env_kwargs=kwargs, out=str(tmp_path / "run"), **settings)
@@ -57,7 +57,7 @@ def test_a_broken_environment_is_named_with_episode_and_step(tmp_path, topology,
         faulty(tmp_path, fault, topology)
     text = str(caught.value)
     assert words in text.lower()
-    assert "Faulty" in text and "episode 1" in text and "step 5" in text
+    assert "Faulty" in text and "episode 1" in text and "step 3" in text
 
 
 @pytest.mark.parametrize("topology", ["serial", "local"])
