@@ -7,6 +7,7 @@ A row that is misplaced, or that mixes two episodes, is therefore visible.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,6 +41,21 @@ def action_code(action: np.ndarray) -> np.ndarray:
 def reward_of(obs: np.ndarray, action: np.ndarray) -> np.ndarray:
     """obs [B, 3] = (lane, episode, t), action [B, ...]; exact in float32 for integer actions."""
     return (64 * obs[:, 1] + 8 * obs[:, 2] + obs[:, 0] + action_code(action) / 16).astype(np.float32)
+
+
+def script(lane: int):
+    """The rows of one lane by the law of next-step reset: (episode, t, live, terminated, truncated), without end."""
+    for episode in itertools.count():
+        length = LENGTHS[lane][episode % len(LENGTHS[lane])]
+        ends = ENDS[KINDS[lane][episode % len(KINDS[lane])]]
+        for t in range(length):
+            yield episode, t, True, *(ends if t == length - 1 else (False, False))
+        yield episode, length, False, False, False  # the dead row: it shows the final observation
+
+
+def columns(rows: int) -> np.ndarray:
+    """[rows, lanes, 5] of the script."""
+    return np.array([list(itertools.islice(script(lane), rows)) for lane in range(len(LENGTHS))]).transpose(1, 0, 2)
 
 
 class ScriptedLanes(Lanes):
@@ -222,6 +238,19 @@ class Rig:
 
 
 SMALL = PPOConfig(unroll=6, chunk=3, epochs=2, minibatches=2)
+NETS = {
+    "split": NetConfig(hidden=(8,)),
+    "shared": NetConfig(hidden=(8,), shared=True),
+    "gru": NetConfig(hidden=(8,), core="gru", core_size=5),
+    "gru2": NetConfig(hidden=(8,), core="gru", core_size=5, core_layers=2),
+    "lstm": NetConfig(hidden=(8,), core="lstm", core_size=5),
+    "lstm2": NetConfig(hidden=(8,), core="lstm", core_size=5, core_layers=2),
+}
+
+
+def identity(x: torch.Tensor) -> torch.Tensor:
+    """The reduction of one process."""
+    return x
 
 
 def build(

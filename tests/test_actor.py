@@ -1,4 +1,4 @@
-"""Actors: every row where it belongs, every step counted once, every fault with its exact address."""
+"""Actors: every row where it belongs, every step counted once, every recurrent state before its row."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ import torch
 from support_lanes import (
     BOX,
     DISCRETE,
-    ENDS,
-    KINDS,
-    LENGTHS,
     MULTI,
-    RESET,
     SMALL,
     ScriptedLanes,
     build,
+    columns,
     frozen,
     reward_of,
 )
@@ -35,21 +32,6 @@ from rookery.nets.core import Core
 T, B = SMALL.unroll, 4
 CORES = [NetConfig(hidden=(8,), core=core, core_size=5, core_layers=n) for core in ("gru", "lstm") for n in (1, 2)]
 CORE_IDS = [f"{net.core}{net.core_layers}" for net in CORES]
-
-
-def script(lane: int):
-    """The rows of one lane by the law of next-step reset: (episode, t, live, terminated, truncated), without end."""
-    for episode in itertools.count():
-        length = LENGTHS[lane][episode % len(LENGTHS[lane])]
-        ends = ENDS[KINDS[lane][episode % len(KINDS[lane])]]
-        for t in range(length):
-            yield episode, t, True, *(ends if t == length - 1 else (False, False))
-        yield episode, length, False, False, False  # the dead row: it shows the final observation
-
-
-def columns(rows: int) -> np.ndarray:
-    """[rows, B, 5] of the script."""
-    return np.array([list(itertools.islice(script(lane), rows)) for lane in range(B)]).transpose(1, 0, 2)
 
 
 @pytest.mark.parametrize("action", [DISCRETE, MULTI, BOX], ids=lambda spec: spec.kind)
@@ -142,108 +124,6 @@ def test_tick_is_called_before_each_vector_step():
     seen = []
     rig.actors[0].unroll(rig.buffers[0], 0, lambda row: seen.append((row, len(rig.actors[0].lanes.actions))))
     assert seen == [(row, row) for row in range(T)]
-
-
-# Faults
-
-
-def addresses(rows: int):
-    """Each (lane, episode, step, row) of the script that is a real step, and each reset."""
-    for lane in range(B):
-        for row, (episode, t, live, *_) in enumerate(itertools.islice(script(lane), rows)):
-            yield (lane, episode, t, row) if live else (lane, episode + 1, RESET, row)
-
-
-def run_into(fault: str, lane: int, episode: int, step: int) -> tuple[Actor, EnvError]:
-    lanes = ScriptedLanes(faults={(lane, episode, step): fault})
-    rig = build(lambda: lanes)
-    actor = Actor(rig.algorithm, rig.learner.nets, lanes, seed=1, index=2)
-    actor.reset()
-    with pytest.raises(EnvError) as caught:
-        for _ in range(8):
-            actor.unroll(rig.buffers[0], 0)
-    return actor, caught.value
-
-
-def address(lane: int, episode: int, step: int) -> str:
-    return f"(actor 2, lane {2 * B + lane}, episode {episode}, step {max(step, 0)})"
-
-
-@pytest.mark.parametrize("lane", range(B))
-def test_a_fault_is_located_exactly_wherever_it_strikes(lane):
-    """Also several episodes into an unroll, in the first and last row, and behind a dead row at the boundary."""
-    wrong = []
-    for at, episode, step, row in addresses(3 * T):
-        if at != lane:
-            continue
-        actor, error = run_into("raise", lane, episode, step)
-        verb = "reset" if step == RESET else "step"
-        said = f"environment scripted raised in {verb} {address(lane, episode, step)}: RuntimeError: on purpose"
-        if str(error) != said:
-            wrong.append((f"row {row}", said, str(error)))
-        assert error.reason == "env_raised"
-        # Counted: what the whole vector steps of this unroll took, not the one that failed.
-        lost = columns(3 * T)[row // T * T : row, :, 2].sum()
-        assert error.steps == lost, (row, error.steps, lost)
-        assert actor.sequence == row // T
-    assert not wrong, wrong
-
-
-@pytest.mark.parametrize("fault", ["nan_obs", "inf_obs", "nan_reward"])
-@pytest.mark.parametrize("lane", range(B))
-def test_what_is_not_finite_is_found_at_the_end_of_the_unroll_and_located_exactly(lane, fault):
-    what = {"nan_obs": "an observation of nan", "inf_obs": "an observation of inf", "nan_reward": "a reward of nan"}[fault]
-    wrong = []
-    for at, episode, step, row in addresses(3 * T):
-        if at != lane or (step == RESET and fault != "nan_obs"):
-            continue
-        actor, error = run_into(fault, lane, episode, step)
-        said = f"environment scripted returned {what} {address(lane, episode, step)}"
-        if str(error) != said:
-            wrong.append((f"row {row}", said, str(error)))
-        assert error.reason == "nonfinite"
-        assert error.steps == columns(3 * T)[row // T * T : (row // T + 1) * T, :, 2].sum()
-        assert actor.sequence == row // T, "an unroll that failed is not an unroll"
-    assert not wrong, wrong
-
-
-def test_a_fault_in_the_first_reset_is_located():
-    lanes = ScriptedLanes(faults={(2, 0, RESET): "raise"})
-    algorithm = PPO(SMALL, NetConfig(), lanes.spec, B)
-    actor = Actor(algorithm, algorithm.nets(), lanes, 1, 3)
-    with pytest.raises(EnvError, match=r"scripted raised in reset \(actor 3, lane 14, episode 0, step 0\)") as caught:
-        actor.reset()
-    assert caught.value.steps == 0
-
-
-def test_the_first_cause_is_told_when_a_bad_observation_makes_a_bad_action():
-    """A NaN observation gives a NaN action in a box; an environment that refuses it is not the one to blame."""
-
-    class Strict(ScriptedLanes):
-        def step(self, action):
-            if not np.isfinite(action).all():
-                self.faults |= {(lane, int(self.episode[lane]), int(self.t[lane])): "raise" for lane in range(B)}
-            return super().step(action)
-
-    rig = build(lambda: Strict(action=BOX, faults={(2, 0, 1): "nan_obs"}))
-    with pytest.raises(EnvError) as caught:
-        rig.actors[0].unroll(rig.buffers[0], 0)
-    assert "returned an observation of nan (actor 0, lane 2, episode 0, step 1)" in str(caught.value)
-    assert caught.value.reason == "nonfinite"
-
-
-def test_after_a_fault_a_reset_begins_anew():
-    rig = build(lambda: ScriptedLanes(faults={(1, 0, 2): "raise"}), net=CORES[1])
-    actor = rig.actors[0]
-    with pytest.raises(EnvError):
-        actor.unroll(rig.buffers[0], 0)
-    actor.lanes.faults = {}
-    actor.reset("0.1")
-    report = actor.unroll(rig.buffers[0], 0)
-    assert rig.buffers[0].live[0].all() and not rig.buffers[0].state0["h"][0].any()
-    assert report.steps == columns(T)[:, :, 2].sum()
-    first, second = actor.lanes.seeds
-    assert not set(first) & set(second), "a restart must not repeat the episodes that failed"
 
 
 # Recurrence

@@ -151,7 +151,8 @@ def test_a_resumed_run_stops_for_its_own_target_and_not_for_an_old_one():
 def test_progress_is_0_in_the_first_update_and_less_than_1_in_the_last():
     """P30: an annealed learning rate begins at its start, and no update is made with its end."""
     j, seen = journal(), []
-    learner = SimpleNamespace(version=0, updates=1, step=lambda batch, progress: seen.append(progress) or StepReport({}))
+    step = lambda batch, progress: seen.append(progress) or StepReport({})  # noqa: E731
+    learner = SimpleNamespace(version=0, updates=1, step=step)
     threads = SimpleNamespace(learning=lambda: None)
     job = Job(j.config, None, learner, j, None, None, threads, None)
     while j.finished() is None:

@@ -70,7 +70,7 @@ def _run(words: list[str]) -> int:
 
         what = "flag" if verb.startswith("-") else "verb"
         raise UsageError(f"there is no {what} {verb!r}; {nearest(verb, VERBS)}")
-    if "--trust" in rest or any(":" in word for word in rest):
+    if any(word.startswith("--trust") or ":" in word for word in rest):
         sys.path.append(os.getcwd())  # code of the user's own; behind everything installed, so it can hide nothing
     module, _, function = VERBS[verb][0].partition(":")
     return getattr(importlib.import_module(module), function)(rest)

@@ -24,7 +24,7 @@ def folder_of(path: Path) -> Path:
 def open_run(path: Path, trust: tuple[str, ...], command: list[str]) -> RunConfig:
     """The config of a run. Code outside Rookery that it names is refused, with the command that would allow it."""
     folder = folder_of(path)
-    if untrusted := [module for module in _outside(folder) if not _allowed(module, trust)]:
+    if untrusted := [module for module in outside(folder) if not _allowed(module, trust)]:
         more = " ".join(f"--trust {shlex.quote(module)}" for module in untrusted)
         raise UsageError(
             f"the run would import code outside Rookery: {', '.join(untrusted)}; if you trust it: "
@@ -49,7 +49,7 @@ def trusted(words: list[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _outside(folder: Path) -> list[str]:
+def outside(folder: Path) -> list[str]:
     """Modules that a run's config would have us import, besides our own."""
     try:
         config = json.loads((folder / "config.json").read_bytes())

@@ -67,6 +67,7 @@ def resume(words: list[str]) -> int:
 
 def close(run: Run) -> int:
     """Say what came of a run and what can be done with it."""
+    from rookery.cli.runs import outside
     from rookery.cli.show import console, count, facts
 
     summary, path = run.summary, shlex.quote(str(run.path))
@@ -81,9 +82,10 @@ def close(run: Run) -> int:
         rows["replaced"] = f"{count(summary['restarts'], 'worker')}; the messages are in metrics.jsonl"
     if curve := _curve(run.path):
         rows["curve"] = str(curve)
-    rows["next"] = f"rookery eval {path}\nrookery resume {path} --env-steps {2 * summary['env_steps']}"
+    trust = "".join(f" --trust {module}" for module in outside(run.path))
+    rows["next"] = f"rookery eval {path}{trust}\nrookery resume {path} --env-steps {2 * summary['env_steps']}{trust}"
     if run.exit_code:
-        rows["next"] = f"rookery resume {path}"
+        rows["next"] = f"rookery resume {path}{trust}"
     console().print(facts(rows))
     return run.exit_code
 

@@ -3,6 +3,8 @@
 Native per step: the action for `frame_skip` emulator frames, rewards summed, the last two frames max-pooled, grey,
 resized by area, stacked; the stack is filled with zeros at a reset. Reset: 0 to `noop_max` no-ops whose rewards do not
 count, then FIRE where the game has it. Frames are counted from there: `max_frames` bounds an episode.
+A game that is over amid a skip may show the frames of the step before as its last ones; it is terminated, so no value
+is ever taken from them.
 
 Ours, because the native version differs from what is wanted:
 - a lost life ends the episode but not the game. Natively it restarts the game, and later lives would never be seen;

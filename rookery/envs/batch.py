@@ -58,9 +58,7 @@ class Batch(VectorEnv):
             self.begin(lane, generator)
         return self.observe(), {}
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         reward, terminated, truncated = self.advance(actions)
         before = self.ended
         if before.any():

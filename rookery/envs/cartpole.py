@@ -43,19 +43,20 @@ class CartPoleVector(Batch):
     def advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         # CartPoleEnv.step, Euler integration. The order of the operations is kept: it decides the last bits.
         one, change = self.one, self._change
-        _, velocity, angle, spin = self.state
+        angle, spin = self.state[2:]
         force = action * (2 * one.force_mag) - one.force_mag
         cos, sin = np.cos(angle), np.sin(angle)
         temp = (force + one.polemass_length * np.square(spin) * sin) / one.total_mass
         twist = (one.gravity * sin - cos * temp) / (
             one.length * (4.0 / 3.0 - one.masspole * np.square(cos) / one.total_mass)
         )
-        change[0], change[2], change[3] = velocity, spin, twist
+        change[::2], change[3] = self.state[1::2], twist
         np.subtract(temp, one.polemass_length * twist * cos / one.total_mass, out=change[1])
-        np.multiply(one.tau, change, out=change)
+        change *= one.tau
         self.state += change
         self.steps += 1
-        terminated = (np.abs(self.state[VISIBLE]) > self._bounds).any(axis=0)
+        far, tilted = np.abs(self.state[::2]) > self._bounds
+        terminated = far | tilted
         truncated = self.steps >= self.limit
         reward = -terminated.astype(np.float32) if self.sutton_barto else np.ones(self.num_envs, np.float32)
         return reward, terminated, truncated

@@ -74,12 +74,11 @@ class VectorLanes(Lanes):
         return self._row(self._read(obs), reward, terminated, truncated)
 
     def _row(self, obs: dict[str, np.ndarray], reward: Any, terminated: Any, truncated: Any) -> Step:
-        for name, column in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
-            if np.shape(column) != (self.count,):
-                what = f"returned {name} of shape {np.shape(column)}, expected ({self.count},)"
-                raise LaneFault(0, what, reason="bad_shape")
+        reward, terminated, truncated = np.asarray(reward), np.asarray(terminated, bool), np.asarray(truncated, bool)
+        if not reward.shape == terminated.shape == truncated.shape == (self.count,):
+            found = f"reward {reward.shape}, terminated {terminated.shape}, truncated {truncated.shape}"
+            raise LaneFault(0, f"returned columns of shape {found}, expected ({self.count},)", reason="bad_shape")
         self._reward[:] = reward
-        terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
         ends, before = terminated | truncated, self._ended
         if before.any():
             if (ends & before).any():

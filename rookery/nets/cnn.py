@@ -18,7 +18,7 @@ from rookery.errors import UsageError
 from rookery.nets.init import HIDDEN_GAIN, linear, orthogonal
 from rookery.types import Leaf
 
-CHUNK = 32  # images per pass on a CPU: their activations fit its cache, and memory is reused instead of mapped anew
+CHUNK = 64  # images per pass on a CPU: their activations fit its cache, and memory is reused instead of mapped anew
 NATURE_MIN = 36  # pixels: below, the last of Nature's convolutions has nothing left to see
 
 

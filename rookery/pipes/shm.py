@@ -257,7 +257,7 @@ class Slots:
         self._header[i * _WORDS + _ROWS] = rows
 
     def rows(self, i: int) -> int:
-        """How far the last writer came."""
+        """How far the present writer has come; 0 in a free slot."""
         return self._header[i * _WORDS + _ROWS]
 
     def finish(self, i: int) -> None:
@@ -282,6 +282,7 @@ class Slots:
                 elif array.size:
                     array.reshape(-1).view(np.uint8).fill(0xA5)
         _fence()
+        self._header[i * _WORDS + _ROWS] = 0  # a next owner that dies before it begins has written nothing
         self._header[i * _WORDS + _STATE] = self.FREE
 
 

@@ -42,12 +42,11 @@ class Signals:
     @property
     def requested(self) -> int | None:
         """The exit code that was asked for, None if none was."""
-        if self._first is None:
-            self._drain()
+        self._drain()
         return None if self._first is None else CODES[self._first[0]]
 
     def fileno(self) -> int:
-        """Readable as soon as a signal has come: give it to `wait` so that a blocked one notices at once."""
+        """Readable from a signal until `requested` is looked at: give it to `wait` so that a blocked one notices."""
         if self._pipe is None:
             raise ValueError("signals are not being watched: use it as a context manager")
         return self._pipe[0]
@@ -91,7 +90,7 @@ class Signals:
             os._exit(CODES[came])
 
     def _drain(self) -> None:
-        """Forget the wake-ups of signals that are not ours (SIGWINCH, SIGCHLD)."""
+        """Forget wake-ups: those that are known by now, and those of signals that are not ours (SIGWINCH)."""
         if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._pipe[0], 4096)

@@ -220,6 +220,14 @@ def test_a_new_begin_takes_validity_and_progress_away(slots):
     assert slots.rows(1) == 0
 
 
+def test_an_owner_that_dies_before_it_begins_has_written_nothing(slots):
+    slots.begin(1, 0, 0, 0, 0)
+    slots.progress(1, 17)
+    slots.finish(1)
+    slots.release(1)
+    assert slots.rows(1) == 0
+
+
 def test_poison_shows_in_every_kind_of_array_and_only_in_that_slot(slots):
     for i in (0, 1):
         for array in slots.arrays(i).values():
