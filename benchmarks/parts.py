@@ -69,4 +69,6 @@ def train() -> None:
 
 learn = seconds_per_call(train) / minibatch.logp.shape[0] * config.algo.epochs
 parallel = 1 if config.topology == "serial" else min(cores, config.actors)
-print(json.dumps({"env": env, "forward": forward, "training": learn, "bound": 1 / ((env + forward) / parallel + learn)}))
+print(
+    json.dumps({"env": env, "forward": forward, "training": learn, "bound": 1 / ((env + forward) / parallel + learn)})
+)

@@ -21,8 +21,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SB3 = HERE.parent / ".venv-sb3"
-COMMON = ["--algo.unroll", "128", "--algo.epochs", "4", "--algo.minibatches", "4", "--algo.clip", "0.1", "--quiet",
-          "--algo.lr", "2.5e-4", "--algo.entropy", "0.01", "--checkpoint.every", "1000000000", "--seed", "1"]  # fmt: skip
+COMMON = ["--algo.unroll", "128", "--algo.epochs", "4", "--algo.minibatches", "4", "--algo.clip", "0.1",
+          "--quiet", "--algo.lr", "2.5e-4", "--algo.entropy", "0.01", "--checkpoint.every", "1000000000", "--seed", "1"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class Task:
 
 
 TASKS = {
-    "cartpole": Task("cartpole", 122_880, ["--env", "CartPole-v1", "--topology", "serial", "--envs-per-actor", "8"], 3.0),
+    "cartpole": Task(
+        "cartpole", 122_880, ["--env", "CartPole-v1", "--topology", "serial", "--envs-per-actor", "8"], 3.0
+    ),
     "pong": Task("pong", 10_240, ["--env", "ALE/Pong-v5", "--topology", "local", "--actors", "2"], 1.8),
     "pong-bf16": Task(
         "pong", 10_240, ["--env", "ALE/Pong-v5", "--topology", "local", "--actors", "2", "--precision", "bf16"], 2.5
@@ -60,7 +62,11 @@ def theirs(task: Task) -> float:
 def bound(task: Task) -> dict[str, float]:
     """Seconds per environment step of each part measured alone, and the steps/s they would allow."""
     done = subprocess.run(
-        [sys.executable, HERE / "parts.py", *task.flags, *COMMON], check=True, capture_output=True, text=True, timeout=600
+        [sys.executable, HERE / "parts.py", *task.flags, *COMMON],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -78,7 +84,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     rival_environment()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
+    ).stdout.strip()
     print(f"{time.strftime('%Y-%m-%d')}, commit {commit}, {args.rounds} rounds, alternating; medians (min to max)\n")
     print("| task | Rookery steps/s | SB3 steps/s | ratio | bar | bound steps/s | share of bound | time split |")
     print("|---|---|---|---|---|---|---|---|", flush=True)

@@ -2,7 +2,7 @@
 
 It knows the algorithm's contract and nothing of where the memory lives (a slot of shared memory, a plain array) or
 where the weights come from. Per step it does four things: act, step, write, zero recurrent states; everything that
-can be computed for the whole unroll at once (which rows are live, episode returns, the finite check) is done at its end.
+can be computed for the whole unroll at once (which rows are live, episode returns, the finite check) comes at its end.
 """
 
 from __future__ import annotations
@@ -163,7 +163,9 @@ class Actor:
         self._total, self._length = np.array(snapshot["total"]), np.array(snapshot["length"])
 
 
-def _write(out: Unroll, row: int, action: np.ndarray, output: Any, obs: Any, reward: Any, terminated: Any, truncated: Any):
+def _write(
+    out: Unroll, row: int, action: np.ndarray, output: Any, obs: Any, reward: Any, terminated: Any, truncated: Any
+):
     out.action[row] = action
     out.logp[row] = output.logp.numpy()
     out.reward[row] = reward
@@ -196,9 +198,7 @@ def live_steps(unroll: Unroll, rows: int) -> int:
     return int(unroll.live[0].sum()) + (rows - 1) * unroll.live.shape[1] - int(ends)
 
 
-def unroll_shapes(
-    spec: EnvSpec, plan: DataPlan, lanes: int, state: Any
-) -> dict[str, tuple[tuple[int, ...], str]]:
+def unroll_shapes(spec: EnvSpec, plan: DataPlan, lanes: int, state: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and dtype of every array of an unroll, by path; `state` is an initial state of any number of lanes."""
     steps, chunks = plan.unroll, plan.unroll // plan.chunk
     shapes = {f"obs/{name}": ((steps + 1, lanes, *leaf.shape), leaf.dtype) for name, leaf in spec.obs.items()}

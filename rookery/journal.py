@@ -85,7 +85,12 @@ class Journal:
             self.episodes += 1
             self.window.add(episode.total, episode.length)
         target = self.config.target_return
-        if target is not None and self.env_steps_to_target is None and self.window.full and self.window.return_mean >= target:
+        if (
+            target is not None
+            and self.env_steps_to_target is None
+            and self.window.full
+            and self.window.return_mean >= target
+        ):
             self.env_steps_to_target, self.wall_s_to_target = self.env_steps, self.wall_s
 
     @contextmanager
@@ -193,7 +198,8 @@ class Journal:
             "topology": config.topology, "actors": config.actors, "envs_per_actor": config.envs_per_actor,
             "env_steps": self.env_steps, "updates": updates, "updates_skipped": skipped,
             "wall_s": self.wall_s, "steps_per_s": self.steps_per_s,
-            "acting_steps_per_s": (self.env_steps - self._env_steps_before) / max(1e-9, self.collect_s), "episodes": self.episodes,
+            "acting_steps_per_s": (self.env_steps - self._env_steps_before) / max(1e-9, self.collect_s),
+            "episodes": self.episodes,
             "return_mean": self.window.return_mean, "return_std": self.window.return_std,
             "env_steps_to_target": self.env_steps_to_target, "wall_s_to_target": self.wall_s_to_target,
             "policy_lag": {"mean": self.lag_mean, "max": self.lag_max},
@@ -224,4 +230,14 @@ class Journal:
         self.history = [(int(step), float(mean)) for step, mean in state["history"]]
 
 
-_PANEL_ONLY = ("messages", "history", "recipe", "env", "preset", "topology", "device", "env_steps_limit", "target_return")
+_PANEL_ONLY = (
+    "messages",
+    "history",
+    "recipe",
+    "env",
+    "preset",
+    "topology",
+    "device",
+    "env_steps_limit",
+    "target_return",
+)

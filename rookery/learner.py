@@ -65,9 +65,8 @@ class Learner:
         output = LossOutput({}, {})
         for minibatch in algorithm.minibatches(algorithm.prepare(self.nets, batch, self.reduce), self._rng):
             output = self.gradients(minibatch)
-            if output.stop is not None and algorithm.stop_above < math.inf:
-                if float(self.reduce(output.stop)) > algorithm.stop_above:
-                    break
+            if algorithm.stop_above < math.inf and float(self.reduce(output.stop)) > algorithm.stop_above:
+                break
             norms = self.apply()
             metrics.append(output.metrics | norms)
         algorithm.after_update(self.nets, batch, self.reduce)
@@ -112,7 +111,7 @@ class Learner:
         self._skips_in_a_row += 1
         if self._skips_in_a_row >= SKIPS_IN_A_ROW:
             raise NumericError(
-                f"the gradient of group '{group}' was {norm} in {SKIPS_IN_A_ROW} updates in a row (update {self.updates}); "
+                f"the gradient of group '{group}' was {norm} {SKIPS_IN_A_ROW} times in a row (at update {self.updates}); "
                 "the weights are untouched. Try a smaller --algo.lr, --algo.max-grad-norm, or --net.normalize-obs True"
             )
 

@@ -42,12 +42,17 @@ class Policy:
     @torch.inference_mode()
     def act_batch(self, obs: dict[str, np.ndarray], state: Tree, explore: torch.Generator | None = None) -> Any:
         """Actions [B, ...] for observations [B, ...] in Rookery's own form (a dict), and the next state."""
-        output = self.algorithm.act(self.nets, tree.map(lambda x: torch.from_numpy(np.ascontiguousarray(x)), obs), state, explore)
+        output = self.algorithm.act(
+            self.nets, tree.map(lambda x: torch.from_numpy(np.ascontiguousarray(x)), obs), state, explore
+        )
         return output.action.numpy(), output.state
 
     def act(self, obs: Any, state: Tree | None = None, explore: torch.Generator | None = None) -> tuple[Any, Tree]:
         """The action for one observation, both as the Gymnasium environment has them; greedy unless `explore`."""
-        batch = {name: np.asarray(_pick(obs, name), leaf.dtype).reshape(1, *leaf.shape) for name, leaf in self.spec.obs.items()}
+        batch = {
+            name: np.asarray(_pick(obs, name), leaf.dtype).reshape(1, *leaf.shape)
+            for name, leaf in self.spec.obs.items()
+        }
         action, state = self.act_batch(batch, self.initial_state(1) if state is None else state, explore)
         return self.spec_action(action[0]), state
 

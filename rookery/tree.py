@@ -12,7 +12,7 @@ import torch
 from rookery.types import Tree
 
 
-def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:  # noqa: A001 - reads as tree.map
+def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply `fn` to every leaf (and the leaves at the same place of `others`)."""
     if isinstance(tree, dict):
         return {key: map(fn, value, *(other[key] for other in others)) for key, value in tree.items()}
@@ -52,7 +52,9 @@ def to_torch(tree: Tree) -> Tree:
 
 
 def concat(trees: Sequence[Tree], axis: int) -> Tree:
-    return map(lambda *parts: torch.cat(parts, axis) if torch.is_tensor(parts[0]) else np.concatenate(parts, axis), *trees)
+    return map(
+        lambda *parts: torch.cat(parts, axis) if torch.is_tensor(parts[0]) else np.concatenate(parts, axis), *trees
+    )
 
 
 def map_fields(record: Any, fn: Callable[..., Any], *others: Any, skip: Sequence[str] = ()) -> Any:

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "rookery"
 BASE = {"types", "tree", "errors", "config", "seeding"}
 CONTRACT = "algorithms.base"
 SERVICES = {"actor", "learner", "journal", "pipes", "metrics", "checkpoint", "evaluate"}
-SERVICES |= {"codec", "policy", "registry", "weights"}
+SERVICES |= {"codec", "policy", "record", "registry", "weights"}
 TOP = {"recipes", "cli", "run", "__init__", "__main__"}
 EVERYTHING = {*BASE, "ops", "nets", "envs", "replay", "algorithms", *SERVICES, "topologies", *TOP}
 

@@ -54,7 +54,7 @@ class Algorithm(ABC):
     def minibatches(self, batch: Any, rng: torch.Generator) -> Iterator[Any]:
         yield batch
 
-    def after_update(self, nets: nn.ModuleDict, batch: Any, reduce: Reduce) -> None:
+    def after_update(self, nets: nn.ModuleDict, batch: Any, reduce: Reduce) -> None:  # noqa: B027 - nothing by default
         """Target networks, statistics: what follows an update on `batch` and precedes publishing."""
 
     @abstractmethod

@@ -24,6 +24,7 @@ from rookery.algorithms.base import Algorithm, Reduce
 from rookery.config import NetConfig
 from rookery.errors import UsageError
 from rookery.nets import build
+from rookery.nets.adam import FlatAdam
 from rookery.nets.normalize import RewardScaler
 from rookery.ops import moments
 from rookery.ops.policy import clip_fraction, clipped_surrogate, kl_estimate
@@ -171,9 +172,11 @@ class PPO(Algorithm):
         size = count // self.config.minibatches
         for _ in range(self.config.epochs):
             order = torch.randperm(count, generator=rng).to(batch.logp.device)
-            for index in order.split(size):
-                pick = tree.map_fields(batch, lambda x: x.index_select(axis, index), skip=("state",))  # noqa: B023
-                yield tree.replace(pick, state=tree.map(lambda x: x.index_select(0, index), batch.state))  # noqa: B023
+            shuffled = tree.map_fields(batch, lambda x: x.index_select(axis, order), skip=("state",))  # noqa: B023
+            shuffled = tree.replace(shuffled, state=tree.map(lambda x: x.index_select(0, order), batch.state))  # noqa: B023
+            for start in range(0, count, size):
+                piece = tree.map_fields(shuffled, lambda x: x.narrow(axis, start, size), skip=("state",))  # noqa: B023
+                yield tree.replace(piece, state=tree.map(lambda x: x.narrow(0, start, size), shuffled.state))  # noqa: B023
 
     def losses(self, nets: nn.ModuleDict, batch: PPOBatch) -> LossOutput:
         config = self.config
@@ -204,8 +207,7 @@ class PPO(Algorithm):
         nets["normalizer"].update(tree.map(lambda x: x[:-1], batch.obs), batch.live, reduce)
 
     def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
-        config = self.config
-        return {name: torch.optim.Adam([p], config.lr, eps=config.adam_eps, fused=True) for name, p in parameters.items()}
+        return {name: FlatAdam(p, self.config.lr, self.config.adam_eps) for name, p in parameters.items()}
 
     def work(self, nets: nn.ModuleDict) -> float:
         if any(leaf.kind == "image" for leaf in self.spec.obs.values()):
@@ -216,7 +218,9 @@ class PPO(Algorithm):
     def schedule(self, progress: float) -> dict[str, float]:
         config = self.config
         self.clip = linear(config.clip, config.clip if config.clip_end is None else config.clip_end, progress)
-        self.entropy = linear(config.entropy, config.entropy if config.entropy_end is None else config.entropy_end, progress)
+        self.entropy = linear(
+            config.entropy, config.entropy if config.entropy_end is None else config.entropy_end, progress
+        )
         return {"all": linear(config.lr, config.lr_end, progress)}
 
 

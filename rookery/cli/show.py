@@ -19,7 +19,7 @@ def console() -> Console:
 
 def facts(rows: Mapping[str, str]) -> Table:
     """Name and value, one per line."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():

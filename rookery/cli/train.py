@@ -83,9 +83,10 @@ def close(run: Run) -> int:
     if curve := _curve(run.path):
         rows["curve"] = str(curve)
     trust = "".join(f" --trust {module}" for module in outside(run.path))
-    rows["next"] = f"rookery eval {path}{trust}\nrookery resume {path} --env-steps {2 * summary['env_steps']}{trust}"
-    if run.exit_code:
-        rows["next"] = f"rookery resume {path}{trust}"
+    further = f"\nrookery resume {path} --env-steps {2 * summary['env_steps']}{trust}"
+    if summary["exit_reason"] == "target_return":
+        further = f"\nrookery record {path}{trust}"
+    rows["next"] = f"rookery resume {path}{trust}" if run.exit_code else f"rookery eval {path}{trust}{further}"
     console().print(facts(rows))
     return run.exit_code
 
@@ -95,7 +96,7 @@ def _return(summary: dict[str, Any]) -> str:
 
     if summary["return_mean"] is None:
         return "no episode has ended"
-    reached = summary["env_steps_to_target"]
+    reached = summary["env_steps_to_target"] if summary["exit_reason"] != "target_return" else None
     return (
         f"[bold]{number(summary['return_mean'])}[/] ± {number(summary['return_std'])}, last 100 episodes"
         + (f"; target reached after {reached:,} steps" if reached else "")

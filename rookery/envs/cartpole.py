@@ -2,7 +2,7 @@
 
 `CartPoleVector` plays what gymnasium's CartPole-v1 plays: the same equations in the same order on float64, and for a
 lane the same episodes as a single environment with the lane's seed. Gymnasium's own vector version draws all resets
-from one generator, so that a lane's episodes depend on its neighbours; besides, it takes four times as long.
+from one generator, so that a lane's episodes depend on its neighbours; besides, it takes twice as long.
 """
 
 from __future__ import annotations

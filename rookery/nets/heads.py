@@ -25,6 +25,7 @@ from rookery.nets.init import linear
 from rookery.ops.policy import (
     categorical_entropy,
     categorical_logp,
+    categorical_logp_entropy,
     categorical_sample,
     gaussian_entropy,
     gaussian_logp,
@@ -83,7 +84,7 @@ class Categorical(PolicyHead):
         return action, categorical_logp(params, action)
 
     def logp_entropy(self, params: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return categorical_logp(params, action), categorical_entropy(params)
+        return categorical_logp_entropy(params, action)
 
 
 class MultiCategorical(PolicyHead):

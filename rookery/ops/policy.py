@@ -8,6 +8,7 @@ logits, or mean and log deviation, are what a head returns and what these functi
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,8 +34,25 @@ def masked_mean(x: Tensor, weight: Tensor) -> Tensor:
 def clipped_surrogate(new_logp: Tensor, logp: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """PPO's loss per element: no gradient once the ratio has moved beyond the clip in the advantage's direction."""
     assert new_logp.shape == logp.shape == advantage.shape, (new_logp.shape, logp.shape, advantage.shape)
-    ratio = (new_logp - logp).exp()
-    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    return _ClippedSurrogate.apply(new_logp, logp, advantage, clip)
+
+
+class _ClippedSurrogate(torch.autograd.Function):
+    """In closed form: small networks spend more time in autograd's bookkeeping than in arithmetic."""
+
+    @staticmethod
+    def forward(ctx: Any, new_logp: Tensor, logp: Tensor, advantage: Tensor, clip: float) -> Tensor:
+        ratio = (new_logp - logp).exp_()
+        gain = ratio * advantage
+        clipped = ratio.clamp_(1 - clip, 1 + clip).mul_(advantage)
+        # d gain / d new_logp = gain, where the unclipped term is the smaller one (equal inside the clip)
+        ctx.save_for_backward(torch.where(gain <= clipped, gain, 0.0))
+        return torch.minimum(gain, clipped).neg_()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        return -grad * slope, None, None, None
 
 
 def kl_estimate(new_logp: Tensor, logp: Tensor) -> Tensor:
@@ -61,6 +79,35 @@ def categorical_entropy(logits: Tensor) -> Tensor:
     logp = logits.log_softmax(-1)
     finite = logp.clamp(min=torch.finfo(logp.dtype).min)  # 0 * -inf is NaN, and so would be its gradient
     return -(logp.exp() * finite).sum(-1)
+
+
+def categorical_logp_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """`categorical_logp` and `categorical_entropy` at once, with their gradient in closed form."""
+    assert logits.shape[:-1] == action.shape, (logits.shape, action.shape)
+    return _CategoricalLogpEntropy.apply(logits, action)
+
+
+class _CategoricalLogpEntropy(torch.autograd.Function):
+    """d logp(a) = onehot(a) - p and d H = -p (log p + H), with respect to the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        logp = logits.log_softmax(-1)
+        probability = logp.exp()
+        # A forbidden action has p = 0 and log p = -inf: 0 · -inf shall be 0.
+        weighted = probability * logp.clamp(min=torch.finfo(logp.dtype).min)
+        entropy = weighted.sum(-1).neg_()
+        index = action.unsqueeze(-1)
+        ctx.save_for_backward(probability, weighted, entropy, index)
+        return logp.gather(-1, index).squeeze(-1), entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None]:
+        probability, weighted, entropy, index = ctx.saved_tensors
+        grad_logp = grad_logp.unsqueeze(-1)
+        grad = torch.addcmul(weighted, probability, entropy.unsqueeze(-1)).mul_(-grad_entropy.unsqueeze(-1))
+        grad.addcmul_(probability, grad_logp, value=-1.0)
+        return grad.scatter_add_(-1, index, grad_logp), None
 
 
 def categorical_sample(logits: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -23,7 +23,7 @@ from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
 from rookery.registry import encode_config
 from rookery.topologies.job import Job
 from rookery.topologies.signals import Signals
-from rookery.topologies.supervise import Restarts, Worker, stop_all
+from rookery.topologies.supervise import Deadline, Restarts, Worker, stop_all
 from rookery.types import EnvSpec
 
 MODULE = "rookery.topologies.local_actor"
@@ -39,6 +39,7 @@ class Crew:
         self._workers: list[Worker | None] = [None] * config.actors
         self._incarnation = [0] * config.actors
         self._restarts = [Restarts(self.limits.restarts, self.limits.window) for _ in range(config.actors)]
+        self._deadlines = [Deadline(self.limits.step_deadline) for _ in range(config.actors)]
         self._busy: dict[int, int] = {}  # actor -> slot it is filling
         self._job: Job | None = None
         self._spec: EnvSpec | None = None
@@ -76,7 +77,11 @@ class Crew:
         """Lay out the shared memory and let every worker reset its environments."""
         self._job = job
         layout = Slots.layout(shapes, count)
-        sizes = {"slots": layout.size, "weights": WeightBoard.size(job.learner.published.size), "pulse": Pulse.size(self.config.actors)}
+        sizes = {
+            "slots": layout.size,
+            "weights": WeightBoard.size(job.learner.published.size),
+            "pulse": Pulse.size(self.config.actors),
+        }
         for name, segment in self._segments.items():
             segment.allocate(sizes[name])
         self.slots = Slots(self._segments["slots"], layout)
@@ -90,7 +95,8 @@ class Crew:
             self._until_up(index, self._await_started)
 
     def _spawn(self, index: int) -> None:
-        start = {"config": encode_config(self.config).decode(), "index": index, "incarnation": self._incarnation[index]}
+        start = {"config": encode_config(self.config).decode(), "index": index, "incarnation": self._incarnation[index],
+                 "trust": [self.config.algorithm.partition(":")[0]]}  # fmt: skip
         fds = {name: segment.fd for name, segment in self._segments.items()}
         log = self._logs / f"actor-{index}.log"
         self._workers[index] = Worker.start(MODULE, f"actor {index}", start, fds, log)
@@ -121,28 +127,39 @@ class Crew:
 
     def _replace(self, index: int, error: EnvError) -> None:
         """Put a new worker in the place of a failed one, or give up with the failed one's words."""
+        steps = self._give_back(index)
         while True:
-            delay = self._restarts[index].next(error)
-            slot = self._busy.get(index)
-            steps = self._steps_in(slot) if slot is not None else 0
+            delay = self._restarts[index].next(error)  # raises the error itself once there were too many
             if self._job is not None:
                 self._job.journal.lost(steps, error.reason, f"{error} — replaced in {delay:.1f} s")
-            worker = self._workers[index]
-            assert worker is not None
-            worker.abort()
-            worker.channel.close()
+            steps = 0
+            self._end(index)
             self._pause(delay)
             self._incarnation[index] += 1
             self._spawn(index)
             try:
                 self._await_ready(index)
-                if self._job is not None and self._memory:
+                if self._job is not None:
                     self._send_memory(index)
                     self._await_started(index)
                 return
             except EnvError as again:
                 error = again
-                self._busy.pop(index, None)
+
+    def _give_back(self, index: int) -> int:
+        """Free the slot that a failed worker was filling; returns the environment steps that are lost with it."""
+        slot = self._busy.pop(index, None)
+        if slot is None:
+            return 0
+        steps = live_steps(as_unroll(self.slots.arrays(slot)), self.slots.rows(slot))
+        self.release(slot)
+        return steps
+
+    def _end(self, index: int) -> None:
+        worker = self._workers[index]
+        assert worker is not None
+        worker.abort()
+        worker.channel.close()
 
     def _pause(self, delay: float) -> None:
         """Wait before a replacement, unless the user wants to leave."""
@@ -160,45 +177,57 @@ class Crew:
         for index in range(self.config.actors):
             self._order(index)
         while self._busy:
-            ready = channels.wait([self._channel(index) for index in self._busy], POLL, wake=self.signals.fileno())
+            ready = channels.wait([self._channel(index) for index in self._busy], POLL)
             for index in [i for i in self._busy if self._channel(i) in ready]:
                 try:
-                    message = self._recv(index, 1.0)
+                    report = self._report(index)
                 except EnvError as error:
                     self._again(index, error)
                     continue
-                slot = self._busy.pop(index)
-                yield index, slot, msgspec.convert(message["report"], ActorReport)
+                yield index, self._busy.pop(index), report
             for index in self._overdue():
                 self._again(index, self._hung(index))
+
+    def _report(self, index: int) -> ActorReport:
+        """What a worker says of the slot it was given, if that slot holds what it says."""
+        message, slot = self._recv(index, 1.0), self._busy[index]
+        assert self._job is not None
+        if not self.slots.valid(slot, index, self._incarnation[index], self._job.sequence):
+            raise EnvError(f"actor {index} announced a slot that is not whole: {self.slots.stamp(slot)}", "torn_slot")
+        return msgspec.convert(message["report"], ActorReport)
 
     def _order(self, index: int) -> None:
         slot = self._free.pop()
         self._busy[index] = slot
         self._pulse.beat(index)
+        self._deadlines[index].rearm()
         try:
             self._send(index, {"op": "unroll", "slot": slot})
         except EnvError as error:
             self._again(index, error)
 
     def _again(self, index: int, error: EnvError) -> None:
-        """The unroll is lost; its replacement starts on the same one."""
-        self._replace(index, error)
-        slot = self._busy.pop(index, None)
-        if slot is not None:
-            self.release(slot)
-        self._order(index)
+        """The unroll is lost; a replacement starts on the same one, unless the user wants to leave."""
+        if self.signals.requested is None:
+            self._replace(index, error)
+            self._order(index)
+        else:
+            steps = self._give_back(index)
+            assert self._job is not None
+            self._job.journal.lost(steps, error.reason, str(error))
 
     def release(self, slot: int) -> None:
         self.slots.release(slot, poison=self.config.debug)
         self._free.append(slot)
 
-    def _steps_in(self, slot: int) -> int:
-        """Environment steps in a slot that was left half-filled."""
-        return live_steps(as_unroll(self.slots.arrays(slot)), self.slots.rows(slot))
-
     def _overdue(self) -> list[int]:
-        return [index for index in self._busy if self._pulse.age(index) > self.limits.step_deadline]
+        """Workers without a sign of life for too long; the user's wish to leave shortens our patience."""
+        late = [index for index in self._busy if self._deadlines[index].expired(self._pulse.last(index))]
+        if self.signals.requested is not None:
+            late += [
+                index for index in self._busy if self._pulse.age(index) > self.limits.grace / 3 and index not in late
+            ]
+        return late
 
     def snapshots(self) -> list[dict[str, Any] | None]:
         """The actors' states for a checkpoint; None where an environment cannot be restored."""
@@ -208,7 +237,8 @@ class Crew:
                 self._send(index, {"op": "snapshot"})
                 state = self._recv(index, self.limits.step_deadline)["state"]
             except EnvError as error:
-                self._replace(index, error)
+                if self.signals.requested is None:
+                    self._replace(index, error)
                 state = None
             states.append(None if state is None else unpack_tree(state))
         return states

@@ -92,11 +92,19 @@ class Job:
         if not all(bool(torch.isfinite(t).all()) for t in tensors.values() if t.is_floating_point()):
             raise NumericError("weights or optimiser state are not finite; the last good checkpoint was kept")
         exact = all(s is not None for s in snapshots)
-        actors, actor_tensors = checkpoint.encode_tree({str(i): s for i, s in enumerate(snapshots)} if exact else {}, "actors")
+        actors, actor_tensors = checkpoint.encode_tree(
+            {str(i): s for i, s in enumerate(snapshots)} if exact else {}, "actors"
+        )
         score = journal.window.return_mean if journal.window.full else None
         if score is not None:
             journal.best = max(score, -math.inf if journal.best is None else journal.best)
-        meta = {"learner": numbers, "journal": journal.state(), "sequence": self.sequence, "actors": actors, "exact": exact}
+        meta = {
+            "learner": numbers,
+            "journal": journal.state(),
+            "sequence": self.sequence,
+            "actors": actors,
+            "exact": exact,
+        }
         checkpoint.save(
             self.folder / "checkpoints", journal.env_steps, tensors | actor_tensors, meta,
             keep=self.config.checkpoint.keep, best=score,

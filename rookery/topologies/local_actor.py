@@ -7,25 +7,26 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-import torch
-
-from rookery.actor import Actor, as_unroll
-from rookery.config import RunConfig
-from rookery.envs.make import make
-from rookery.pipes.channel import Channel, pack_tree, unpack_tree
-from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
-from rookery.registry import build_algorithm, decode_config
-from rookery.topologies.faults import FaultPlan
 from rookery.topologies.supervise import serve
-from rookery.weights import Published
 
 IDLE = 3600.0  # seconds without a word from the parent; its death closes the channel at once
 
 
-def body(channel: Channel, start: dict[str, Any], fds: dict[str, int]) -> None:
+def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
+    # Loaded here: from its first moment on, and not two seconds later, the process shall notice its parent's death.
+    import msgspec
+    import torch
+
+    from rookery.actor import Actor, as_unroll
+    from rookery.envs.make import make
+    from rookery.pipes.channel import pack_tree, unpack_tree
+    from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
+    from rookery.registry import build_algorithm, decode_config
+    from rookery.topologies.faults import FaultPlan
+    from rookery.weights import Published
+
     torch.set_num_threads(1)
-    config: RunConfig = decode_config(start["config"])
+    config = decode_config(start["config"], trust=tuple(start["trust"]))
     index, incarnation = start["index"], start["incarnation"]
     lanes = make(config, config.envs_per_actor)
     channel.send({"op": "ready", "spec": msgspec.to_builtins(lanes.spec)}, timeout=IDLE)

@@ -32,7 +32,9 @@ def ask(question: dict[str, Any], deadline: float) -> Any:
     lines = [line for line in done.stdout.splitlines() if line.startswith("rookery-answer ")]
     if not lines:
         tail = "\n".join(done.stderr.splitlines()[-20:])
-        raise EnvError(f"environment {question['env']} ended its process (exit {done.returncode})\n{tail}", "actor_died")
+        raise EnvError(
+            f"environment {question['env']} ended its process (exit {done.returncode})\n{tail}", "actor_died"
+        )
     answer = json.loads(lines[-1].removeprefix("rookery-answer "))
     if "error" in answer:
         raise (UsageError if answer["code"] == 2 else EnvError)(answer["error"])

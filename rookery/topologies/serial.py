@@ -101,4 +101,6 @@ class Keeper:
         if not self.plan:
             return None
         before = actor.sequence * actor.plan.unroll
-        return lambda row: self.plan.fire("actor", actor.index, before + row, actor.sequence, self.incarnation[actor.index])
+        return lambda row: self.plan.fire(
+            "actor", actor.index, before + row, actor.sequence, self.incarnation[actor.index]
+        )

@@ -198,3 +198,26 @@ class TestMaskedMean:
     def test_shapes_do_not_broadcast(self):
         with pytest.raises(AssertionError):
             policy.masked_mean(torch.zeros(3, 2), torch.ones(3))
+
+
+def test_the_closed_form_of_logp_and_entropy_is_that_of_autograd():
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(7, 4, dtype=torch.float64, generator=generator)
+    action = torch.randint(0, 4, (7,), generator=generator)
+    a, b = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    weights = torch.randn(2, 7, dtype=torch.float64, generator=generator)
+    logp, entropy = policy.categorical_logp_entropy(a, action)
+    (weights[0] @ logp + weights[1] @ entropy).backward()
+    (weights[0] @ policy.categorical_logp(b, action) + weights[1] @ policy.categorical_entropy(b)).backward()
+    torch.testing.assert_close(logp, policy.categorical_logp(b, action))
+    torch.testing.assert_close(entropy, policy.categorical_entropy(b))
+    torch.testing.assert_close(a.grad, b.grad)
+    assert gradcheck(lambda x: policy.categorical_logp_entropy(x, action), (logits.clone().requires_grad_(),))
+
+
+def test_the_closed_form_is_finite_with_a_forbidden_action():
+    logits = torch.tensor([[0.0, float("-inf"), 1.0]], requires_grad=True)
+    logp, entropy = policy.categorical_logp_entropy(logits, torch.tensor([2]))
+    (logp.sum() + entropy.sum()).backward()
+    assert torch.isfinite(logp).all() and torch.isfinite(entropy).all() and torch.isfinite(logits.grad).all()
+    assert logits.grad[0, 1] == 0

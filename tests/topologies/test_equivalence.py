@@ -47,7 +47,9 @@ def test_another_seed_gives_other_bits(tmp_path):
 def test_a_resumed_run_equals_one_that_was_never_interrupted(tmp_path, topology):
     """The environments of this task can be restored, so that nothing at all differs."""
     env, fields = "rookery/TMaze-v0", {"actors": 2, "envs_per_actor": 4, "topology": topology, "net": {"core": "gru"}}
-    fields |= {"algo": SMALL["algo"] | {"lr": 1e-3, "lr_end": 1e-3}}  # a schedule's end depends on the length of the run
+    fields |= {
+        "algo": SMALL["algo"] | {"lr": 1e-3, "lr_end": 1e-3}
+    }  # a schedule's end depends on the length of the run
     whole = train(tmp_path, "whole", env, **fields, env_steps=2000)
     half = train(tmp_path, "half", env, **fields, env_steps=1000)
     assert half.summary["env_steps"] < whole.summary["env_steps"]

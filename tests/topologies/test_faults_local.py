@@ -1,4 +1,4 @@
-"""Environments that break their contract, and processes that die: noticed, told where, replaced or ended, no leftovers."""
+"""Environments that break their contract, and processes that die: noticed, located, replaced or ended; no leftovers."""
 
 from __future__ import annotations
 
@@ -103,7 +103,13 @@ def test_a_replacement_is_given_up_after_the_allowed_number(tmp_path):
 
 def test_gradients_that_stay_non_finite_end_the_run_and_the_weights_stay_good(tmp_path):
     with pytest.raises(NumericError):
-        rookery.train("ppo", env="CartPole-v1", out=str(tmp_path / "run"), **SMALL, fault_plan=";".join(["learner@update=1:nan"] * 3))
+        rookery.train(
+            "ppo",
+            env="CartPole-v1",
+            out=str(tmp_path / "run"),
+            **SMALL,
+            fault_plan=";".join(["learner@update=1:nan"] * 3),
+        )
 
 
 def test_a_single_non_finite_gradient_is_skipped_and_counted(tmp_path):

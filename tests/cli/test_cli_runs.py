@@ -1,0 +1,159 @@
+"""The verbs that make and read runs, on a tiny one."""
+
+import json
+
+import pytest
+
+from rookery import checkpoint
+from rookery.cli.main import main
+from rookery.cli.play import divisor
+from rookery.cli.runs import outside, trusted
+from rookery.errors import CheckpointError, UsageError
+from rookery.run import read_config
+
+def test_training_leaves_a_run_with_a_curve(finished):
+    assert read_config(finished).env_steps == 1500
+    assert json.loads((finished / "summary.json").read_text())["exit_reason"] == "env_steps"
+    assert (finished / "report" / "curve.png").stat().st_size > 1000
+
+
+def test_the_closing_block_says_what_came_and_what_next(run, capsys):
+    steps = newest(run)
+    assert main(["resume", str(run), "--env-steps", str(steps + 300), "--quiet"]) == 0
+    text = capsys.readouterr().out
+    for word in (str(run), "done after", "steps/s", "curve.png", f"rookery eval {run}", f"rookery resume {run} --env"):
+        assert word in text
+
+
+def test_resume_goes_on_from_the_checkpoint_and_extends_the_run(run):
+    steps = newest(run)
+    words = ["--env-steps", str(steps + 300), "--algo.clip", "0.05", "--quiet"]
+    assert main(["resume", str(run), *words]) == 0
+    assert newest(run) >= steps + 300
+    config = read_config(run)
+    assert (config.env_steps, config.algo.clip) == (steps + 300, 0.05)
+
+
+def test_resuming_a_complete_run_says_so_and_changes_nothing(run, capsys):
+    before = checkpoint.all_steps(run / "checkpoints")
+    assert main(["resume", str(run)]) == 0
+    assert "is complete" in capsys.readouterr().out
+    assert checkpoint.all_steps(run / "checkpoints") == before
+
+
+@pytest.mark.parametrize("words, message", [("--env Acrobot-v1", "belongs to the run"), ("--env-step 9", "did you mean")])
+def test_resume_refuses_what_cannot_change(run, capsys, words, message):
+    assert main(["resume", str(run), *words.split()]) == UsageError.exit_code
+    assert message in capsys.readouterr().err
+
+
+def test_resume_without_a_checkpoint_is_a_checkpoint_error(run, capsys):
+    for each in (run / "checkpoints").iterdir():
+        each.rename(run / each.name)
+    assert main(["resume", str(run), "--env-steps", "9k"]) == CheckpointError.exit_code
+    assert "no checkpoint" in capsys.readouterr().err
+
+
+def test_help_for_a_run_has_its_own_values(run, capsys):
+    assert main(["resume", str(run), "--help"]) == 0
+    assert "(default: 1500)" in capsys.readouterr().out
+
+
+def test_eval_as_json_is_the_result_and_nothing_else(run, capfd):
+    assert main(["eval", str(run), "--episodes", "6", "--seed", "11", "--json"]) == 0
+    result = json.loads(capfd.readouterr().out)
+    assert result["episodes"] == 6 == len(result["returns"])
+    assert result["env"] == "CartPole-v1" and result["seed"] == 11 and result["greedy"] is True
+    assert result["env_steps"] == newest(run)
+    assert result["return_mean"] == pytest.approx(sum(result["returns"]) / 6)
+    assert result["return_std"] >= 0
+    stored = run / "eval" / f"{result['checkpoint']}-11.json"
+    assert json.loads(stored.read_text()) == result
+
+
+def test_eval_repeats_itself(run, capsys):
+    results = []
+    for _ in range(2):
+        assert main(["eval", str(run), "--episodes", "4", "--sample", "--json"]) == 0
+        results.append(capsys.readouterr().out)
+    assert results[0] == results[1]
+
+
+def test_eval_of_one_checkpoint(run, capsys):
+    (path,) = (run / "checkpoints").iterdir()
+    assert main(["eval", str(path), "--episodes", "2"]) == 0
+    text = capsys.readouterr().out
+    assert path.name in text and "2 episodes of CartPole-v1, greedy, seed 7" in text
+
+
+def test_plot_writes_the_picture_it_names(run, capsys, tmp_path):
+    assert main(["plot", str(run), str(run), "--out", str(tmp_path / "two.svg")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "two.svg")
+    assert "<svg" in (tmp_path / "two.svg").read_text()
+
+
+def test_record_writes_a_film_beside_the_run(run, capsys):
+    import imageio_ffmpeg
+
+    assert main(["record", str(run), "--seed", "3"]) == 0
+    assert "1 episode of CartPole-v1" in capsys.readouterr().out
+    (film,) = (run / "report").glob("*-3.mp4")
+    assert imageio_ffmpeg.count_frames_and_secs(str(film))[0] > 1
+
+
+@pytest.fixture
+def own_run(own_env, tmp_path):
+    folder = tmp_path / "own"
+    words = ["--env", f"{own_env}:make", "--env-kwargs", '{"limit": 9}', "--out", str(folder)]
+    assert main(["train", "ppo", *words, "--preset", "cartpole", "--env-steps", "300", "--quiet"]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["eval", "resume", "record"])
+def test_code_outside_rookery_needs_trust_and_the_message_has_the_command(own_run, own_env, verb, capsys):
+    words = [verb, str(own_run), *(["--env-steps", "400"] if verb == "resume" else ["--episodes", "2"])]
+    assert main(words) == UsageError.exit_code
+    command = f"rookery {' '.join(words)} --trust {own_env}"
+    assert command in capsys.readouterr().err
+    assert main(command.split()[1:]) == 0
+
+
+def test_what_an_environment_prints_does_not_reach_the_json(own_run, own_env, capfd):
+    assert main(["eval", str(own_run), "--episodes", "3", "--json", f"--trust={own_env}"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["length_mean"] <= 9
+    assert "printed by the environment" in err and "written by a library" in err
+
+
+def test_the_next_commands_of_such_a_run_carry_the_trust(own_run, own_env, capsys):
+    assert main(["resume", str(own_run), "--env-steps", "700", "--quiet", "--trust", own_env]) == 0
+    assert f"rookery eval {own_run} --trust {own_env}" in capsys.readouterr().out
+
+
+def test_a_run_that_names_a_network_or_algorithm_of_a_stranger_needs_trust(run):
+    config = json.loads((run / "config.json").read_text())
+    config["net"]["module"] = "strange.net:Torso"
+    config["algorithm"] = "odd.algo:Thing"
+    (run / "config.json").write_text(json.dumps(config))
+    assert outside(run) == ["odd.algo", "strange.net"]
+    assert main(["eval", str(run), "--trust", "odd"]) == UsageError.exit_code
+
+
+def test_an_environment_that_fails_in_evaluation_is_an_env_error(own_run, own_env, capsys):
+    config = json.loads((own_run / "config.json").read_text())
+    config["env"], config["env_kwargs"] = f"{own_env}:broken", {}
+    (own_run / "config.json").write_text(json.dumps(config))
+    assert main(["eval", str(own_run), "--trust", own_env]) == 3
+    assert "RuntimeError: the wheel [came off]" in capsys.readouterr().err
+
+
+def test_trust_is_found_before_the_words_are_parsed():
+    assert trusted(["run", "--trust", "a", "b.c", "--seed", "1", "--trust=d"]) == ("a", "b.c", "d")
+
+
+def test_episodes_are_shared_evenly():
+    assert [divisor(100, 8), divisor(16, 8), divisor(7, 8), divisor(11, 8)] == [5, 8, 7, 1]
+
+
+def newest(run) -> int:
+    return max(checkpoint.all_steps(run / "checkpoints"))

@@ -1,0 +1,105 @@
+"""check-env, doctor and bench."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from rookery.cli import doctor
+from rookery.cli.main import main
+from rookery.errors import EnvError, UsageError
+
+
+def test_check_env_reports_a_good_environment(capsys):
+    assert main(["check-env", "CartPole-v1", "--steps", "200"]) == 0
+    text = capsys.readouterr().out
+    assert "CartPole-v1: ready to train on" in text and "vector (4,) float32" in text
+
+
+def test_check_env_as_json_is_the_report_and_nothing_else(capfd):
+    words = ["--steps", "200", "--env-kwargs", '{"max_episode_steps": 5}', "--json"]
+    assert main(["check-env", "CartPole-v1", *words]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["ok"] and report["mean_length"] == 5
+
+
+def test_check_env_of_a_broken_environment_is_exit_code_3(own_env, capsys):
+    assert main(["check-env", f"{own_env}:broken"]) == EnvError.exit_code
+    text = capsys.readouterr().out
+    assert "not usable yet" in text and "RuntimeError: the wheel [came off]" in text
+
+
+def test_check_env_of_an_unknown_environment_is_exit_code_2(capsys):
+    assert main(["check-env", "CartPoel-v1"]) == UsageError.exit_code
+    assert "CartPole-v1" in capsys.readouterr().err
+
+
+def test_doctor_names_what_is_missing_and_how_to_get_it(capsys, monkeypatch):
+    monkeypatch.setitem(doctor.EXTRAS, "dreams", (("no_such_module_at_all",), "sleep"))
+    assert main(["doctor", "--no-speed"]) == 0
+    text = capsys.readouterr().out
+    assert "pip install 'rookery[dreams]'" in text and "memfd" in text and "torch" in text
+
+
+def test_doctor_trains_for_a_moment(capsys):
+    assert main(["doctor", "--json"]) == 0
+    findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["self-test"]["state"] == "ok" and "steps/s" in findings["self-test"]["value"]
+
+
+def test_doctor_ends_with_1_when_something_needed_is_missing(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "_memfd", lambda: doctor.Finding("memfd", "no", "problem", "a newer kernel"))
+    assert main(["doctor", "--no-speed"]) == 1
+    assert "needs attention: memfd" in capsys.readouterr().out
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The configs that bench asks to train, without training them."""
+    configs = []
+
+    def train(config):
+        configs.append(config)
+        summary = {
+            "env_steps": config.env_steps, "wall_s": 2.0, "steps_per_s": 1000.0 * config.actors,
+            "acting_steps_per_s": 4000.0 * config.actors, "time_split": {"wait": 0.25},
+        }  # fmt: skip
+        return SimpleNamespace(exit_code=0, summary=summary, path=config.out)
+
+    monkeypatch.setattr("rookery.run.train", train)
+    return configs
+
+
+def test_bench_varies_the_actors_and_keeps_the_batch(trained, tmp_path, capsys):
+    words = ["--env", "CartPole-v1", "--actors", "1", "2", "4", "--env-steps", "2k", "--core", "gru"]
+    assert main(["bench", "scaling", *words, "--out", str(tmp_path / "b")]) == 0
+    assert [(config.actors, config.lanes) for config in trained] == [(1, 8), (2, 8), (4, 8)]
+    assert {config.topology for config in trained} == {"local"}
+    assert {(config.env_steps, config.net.core) for config in trained} == {(2000, "gru")}
+    text = capsys.readouterr().out
+    assert "4.00×" in text and "25%" in text
+    rows = json.loads((tmp_path / "b" / "scaling.json").read_text())
+    assert [row["steps_per_s"] for row in rows] == [1000, 2000, 4000]
+    assert (tmp_path / "b" / "scaling.png").stat().st_size > 1000
+
+
+def test_bench_rounds_the_presets_environments_up_so_that_all_share_evenly(trained, tmp_path):
+    assert main(["bench", "scaling", "--env", "CartPole-v1", "--actors", "2", "3", "--out", str(tmp_path)]) == 0
+    assert [config.lanes for config in trained] == [12, 12]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--actors 2 3 --envs 8", "--envs 12 can"),
+        ("--actors 0", "not a positive whole number"),
+        ("--topology serial", "what bench scaling varies"),
+        ("--envs-per-actor 3", "what bench scaling varies"),
+        ("--actor 3", "did you mean --actors"),
+        ("--envs", "needs a value"),
+    ],
+)
+def test_bench_refuses_what_it_cannot_measure(trained, words, message, capsys):
+    assert main(["bench", "scaling", "--env", "CartPole-v1", *words.split()]) == UsageError.exit_code
+    assert message in capsys.readouterr().err
+    assert trained == []
