@@ -35,6 +35,15 @@ class Evaluation:
 
 def evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool = True) -> Evaluation:
     """Play at least `episodes` episodes (the next multiple of the lanes), greedily or as in training."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as actors do: a handful of rows is not worth sharing out
+    try:
+        return _evaluate(policy, lanes, episodes, seed, greedy)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool) -> Evaluation:
     count = lanes.count
     quota = math.ceil(episodes / count)
     rng = None if greedy else torch.Generator().manual_seed(seed_of(seed, "evaluate"))

@@ -111,7 +111,7 @@ class Learner:
         self._skips_in_a_row += 1
         if self._skips_in_a_row >= SKIPS_IN_A_ROW:
             raise NumericError(
-                f"the gradient of group '{group}' was {norm} {SKIPS_IN_A_ROW} times in a row (at update {self.updates}); "
+                f"the gradient of group '{group}' was {norm} {SKIPS_IN_A_ROW} times in a row (update {self.updates}); "
                 "the weights are untouched. Try a smaller --algo.lr, --algo.max-grad-norm, or --net.normalize-obs True"
             )
 

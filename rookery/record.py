@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,8 @@ def _film(out: Path, fps: float) -> Iterator[Film]:
     except OSError as error:
         raise StorageError(f"cannot write {out}: {error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def _frame(picture: np.ndarray) -> np.ndarray:

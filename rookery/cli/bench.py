@@ -55,7 +55,7 @@ def bench(words: list[str]) -> int:
     from rookery.metrics.plot import plot_scaling
 
     console().print(_table(rows, configs[0]))
-    console().print(f"[dim]saved[/]  {out / 'scaling.json'}  {plot_scaling(rows, out / 'scaling.png')}")
+    print(f"{out / 'scaling.json'}\n{plot_scaling(rows, out / 'scaling.png')}")
     return 0
 
 
@@ -134,9 +134,10 @@ def _measure(configs: list[RunConfig]) -> list[dict[str, Any]]:
 
 def _table(rows: list[dict[str, Any]], config: RunConfig) -> Table:
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
-    title = f"[bold]{config.recipe}[/] on [bold]{config.env}[/], {config.lanes} environments in all"
+    title = f"[bold]{config.recipe}[/] on [bold]{escape(config.env)}[/], {config.lanes} environments in all"
     table = Table(title=title, title_style="", title_justify="left", box=box.ROUNDED, header_style="dim")
     for name in ("actors", "envs each", "steps/s", "speed-up", "acting only", "speed-up", "waiting"):
         table.add_column(name, justify="right")

@@ -11,7 +11,7 @@ import tyro
 
 from rookery.cli.configure import JSON
 from rookery.cli.flags import parse
-from rookery.cli.show import console, facts
+from rookery.cli.show import console, escape, facts
 from rookery.errors import EnvError, UsageError
 from rookery.topologies.probe import ask, probe
 
@@ -34,7 +34,7 @@ def check_env(words: list[str]) -> int:
     if args.json:
         answer = ask(question, args.deadline)
     else:
-        with console().status(f"playing {args.env} …"):
+        with console().status(f"playing {escape(args.env)} …"):
             answer = ask(question, args.deadline)
     if answer["errors"] and answer["action"] is None:
         probe(args.env, args.env_kwargs, args.deadline)  # it could not even be made: this raises, and says why
@@ -55,16 +55,11 @@ def _show(answer: dict[str, Any]) -> None:
         name, _, value = line.strip().partition(": ")
         if name in ("warning", "error"):
             colour = "yellow" if name == "warning" else "bold red"
-            remarks.append(f"[{colour}]{name}[/]  {_plain(value)}")
+            remarks.append(f" [{colour}]{name}[/]  {escape(value)}")
         else:
-            rows[name] = _plain(value)
+            rows[name] = escape(value)
     out = console()
-    out.print(f"[bold {'red' if answer['errors'] else 'green'}]{_plain(title)}[/]")
+    out.print(f" [bold {'red' if answer['errors'] else 'green'}]{escape(title)}[/]")
     out.print(facts(rows))
     for remark in remarks:
         out.print(remark)
-
-
-def _plain(text: str) -> str:
-    """Square brackets as they are, not as markup."""
-    return text.replace("[", "\\[")

@@ -42,7 +42,7 @@ def config_for(recipe: str, words: list[str], prog: str) -> RunConfig:
     row = f" The defaults are those of the preset {config.preset!r}." if config.preset else ""
     if asks_help and not env:
         row = " The defaults depend on the environment: add --env ID to see them."
-    return read(config, spelt, prog, f"{chosen.about}.{row}\n{ABOUT}", EXTRA)[0]
+    return read(config, spelt, prog, f"{chosen.about}.{row}\n\n{ABOUT}", EXTRA)[0]
 
 
 def read(

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.table import Table
 
 from rookery.cli.flags import parse
-from rookery.cli.show import console, only_answer
+from rookery.cli.show import console, escape, only_answer
 from rookery.errors import RookeryError
 from rookery.pipes.machine import Machine
 
@@ -61,17 +61,17 @@ def doctor(words: list[str]) -> int:
 
 def _show(findings: list[Finding]) -> None:
     mark = {"ok": "[green]✓[/]", "optional": "[bright_black]·[/]", "problem": "[bold red]✗[/]"}
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 1))
     table.add_column(no_wrap=True)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for finding in findings:
-        remedy = f"   [dim]{finding.remedy.replace('[', chr(92) + '[')}[/]" if finding.remedy else ""
-        table.add_row(mark[finding.state], finding.name, finding.value + remedy)
+        remedy = f"   [dim]{escape(finding.remedy)}[/]" if finding.remedy else ""
+        table.add_row(mark[finding.state], finding.name, escape(finding.value) + remedy)
     console().print(table)
     problems = [finding.name for finding in findings if finding.state == "problem"]
     end = f"[bold red]needs attention:[/] {', '.join(problems)}" if problems else "[green]all is well[/]"
-    console().print("\n" + end)
+    console().print("\n " + end)
 
 
 def _system() -> list[Finding]:

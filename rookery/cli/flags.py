@@ -145,16 +145,16 @@ def parse(kind: type[T], words: list[str], prog: str, about: str, default: T | N
 
 
 def one_line(box: str) -> str:
-    """What tyro says in a box, up to the first rule, as one line."""
-    rows = [re.sub("[│|]", "", row).strip() for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
-    kept: list[str] = []
+    """What tyro says in a box, as one line: the part between the title and the next rule."""
+    rows = [row.strip("│ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
+    parts: list[list[str]] = [[]]
     for row in rows:
-        if re.fullmatch(r"[╭╰─+\-].*", row):
-            if kept:
-                break
-        elif row:
-            kept.append(row)
-    text = " ".join(kept)
+        if re.fullmatch("[─-]{5,}", row):
+            parts.append([])
+        elif row and row[0] not in "╭╰":  # in a box the title stands in the border
+            parts[-1].append(row)
+    titled = "╭" not in box and len(parts) > 1  # without Unicode it is a part of its own
+    text = " ".join(parts[1 if titled else 0])
     text = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number", text)
     text = re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", text)
     text = re.sub(r"invalid choice ('.*?') for argument '(.*?)'\. Expected one of \((.*)\)\.", _choices, text)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import tyro
 
 from rookery.cli.flags import parse
 from rookery.cli.runs import folder_of, open_run
-from rookery.cli.show import console, count, facts, number, only_answer
+from rookery.cli.show import console, count, escape, facts, number, only_answer
 from rookery.errors import EnvError, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -50,12 +49,12 @@ def evaluate(words: list[str]) -> int:
         return 0
     how = "greedy" if result.greedy else "sampled"
     console().print(facts({
-        "policy": f"{args.run}, {result.checkpoint} ({result.env_steps:,} steps)",
-        "played": f"{count(result.episodes, 'episode')} of {result.env}, {how}, seed {result.seed}",
+        "policy": f"{escape(str(args.run))}, {result.checkpoint} ({result.env_steps:,} steps)",
+        "played": f"{count(result.episodes, 'episode')} of {escape(result.env)}, {how}, seed {result.seed}",
         "return": f"[bold]{number(result.return_mean)}[/] ± {number(result.return_std)}, "
         f"from {number(result.return_min)} to {number(result.return_max)}",
         "length": f"{number(result.length_mean)} steps",
-        "saved": str(path),
+        "saved": escape(str(path)),
     }))  # fmt: skip
     return 0
 
@@ -138,8 +137,8 @@ def record(words: list[str]) -> int:
             max_steps=args.max_steps, greedy=not args.sample,
         )  # fmt: skip
     rows = {
-        "video": f"[bold]{shlex.quote(str(done.path))}[/]",
-        "shows": f"{count(len(done.returns), 'episode')} of {config.env}, return "
+        "video": f"[bold]{escape(str(done.path))}[/]",
+        "shows": f"{count(len(done.returns), 'episode')} of {escape(config.env)}, return "
         + ", ".join(number(value) for value in done.returns),
         "length": f"{done.frames:,} pictures, {done.frames / done.fps:.1f} s at {done.fps:g} per second",
     }

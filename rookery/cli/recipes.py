@@ -31,7 +31,7 @@ def recipes(words: list[str]) -> int:
         return 0
     if not shown:
         raise UsageError("there are no recipes")
-    out = console()
+    out = console(piped=110)
     for each in shown:
         table = Table(box=box.ROUNDED, show_lines=True, header_style="dim", title_justify="left", title_style="")
         table.title = f"[bold]{each.name}[/]: {each.about}"
@@ -41,7 +41,7 @@ def recipes(words: list[str]) -> int:
         table.add_column("source", style="dim")
         for preset in each.presets:
             kinds = [f"other environments: {kind}" for kind, name in each.generic.items() if name == preset.name]
-            sets = "  ".join(f"{path} [cyan]{_text(value)}[/]" for path, value in preset.fields.items())
+            sets = "  ".join(f"{path}=[cyan]{_text(value)}[/]" for path, value in preset.fields.items())
             table.add_row(preset.name, "\n".join([*preset.envs, *kinds]), sets, preset.source)
         out.print(table)
     out.print("[dim]Everything else has the defaults of[/] rookery train RECIPE --help")
@@ -50,7 +50,7 @@ def recipes(words: list[str]) -> int:
 
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
-        return " ".join(str(each) for each in value)
+        return ",".join(str(each) for each in value)
     return f"{value:,}".replace(",", "_") if isinstance(value, int) and value >= 10_000 else str(value)
 
 

@@ -8,17 +8,20 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+__all__ = ["console", "count", "escape", "facts", "number", "only_answer"]
 
-def console() -> Console:
-    """Standard output, as it is now: a test or a `--json` may have put something else in its place."""
-    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160  # a file or pipe shall not break paths
-    return Console(file=sys.stdout, highlight=False, soft_wrap=False, width=wide)
+
+def console(piped: int = 400) -> Console:
+    """Standard output, as it is now; `piped` columns where it is no terminal, so that paths are not broken."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else piped
+    return Console(file=sys.stdout, highlight=False, width=width)
 
 
 def facts(rows: Mapping[str, str]) -> Table:
-    """Name and value, one per line."""
+    """Name and value, one per line. Values may have markup: `escape` what comes from outside."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -46,5 +49,7 @@ def only_answer() -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
+        if sys.__stdout__ is not None:
+            sys.__stdout__.flush()  # what is still in its buffer is not the answer either
         os.dup2(saved, 1)
         os.close(saved)

@@ -52,7 +52,7 @@ def resume(words: list[str]) -> int:
     trust = trusted(words)
     old = open_run(path, trust, ["rookery", "resume", *words])
     extra = {"trust": EXTRA["trust"]}
-    new, _ = read(old, words[1:], prog, f"Go on with this run. The defaults are its own values.\n{ABOUT}", extra)
+    new, _ = read(old, words[1:], prog, f"Go on with this run. The defaults are its own values.\n\n{ABOUT}", extra)
     fields = changes(old, new)
     if wrong := {"env", "out"} & set(fields):
         raise UsageError(f"--{wrong.pop()} belongs to the run and cannot change; train a new one instead")
@@ -68,11 +68,11 @@ def resume(words: list[str]) -> int:
 def close(run: Run) -> int:
     """Say what came of a run and what can be done with it."""
     from rookery.cli.runs import outside
-    from rookery.cli.show import console, count, facts
+    from rookery.cli.show import console, count, escape, facts
 
     summary, path = run.summary, shlex.quote(str(run.path))
     rows = {
-        "run": f"[bold]{run.path}[/]",
+        "run": f"[bold]{escape(str(run.path))}[/]",
         "ended": _REASONS.get(summary["exit_reason"], summary["exit_reason"])
         + f" after {summary['env_steps']:,} steps, {summary['wall_s']:.0f} s",
         "return": _return(summary),
@@ -80,13 +80,13 @@ def close(run: Run) -> int:
     }
     if summary["restarts"]:
         rows["replaced"] = f"{count(summary['restarts'], 'worker')}; the messages are in metrics.jsonl"
-    if curve := _curve(run.path):
-        rows["curve"] = str(curve)
+    if summary["return_mean"] is not None:
+        rows["curve"] = escape(_curve(run.path))
     trust = "".join(f" --trust {module}" for module in outside(run.path))
     further = f"\nrookery resume {path} --env-steps {2 * summary['env_steps']}{trust}"
     if summary["exit_reason"] == "target_return":
         further = f"\nrookery record {path}{trust}"
-    rows["next"] = f"rookery resume {path}{trust}" if run.exit_code else f"rookery eval {path}{trust}{further}"
+    rows["next"] = escape(f"rookery resume {path}{trust}" if run.exit_code else f"rookery eval {path}{trust}{further}")
     console().print(facts(rows))
     return run.exit_code
 
@@ -97,9 +97,8 @@ def _return(summary: dict[str, Any]) -> str:
     if summary["return_mean"] is None:
         return "no episode has ended"
     reached = summary["env_steps_to_target"] if summary["exit_reason"] != "target_return" else None
-    return (
-        f"[bold]{number(summary['return_mean'])}[/] ± {number(summary['return_std'])}, last 100 episodes"
-        + (f"; target reached after {reached:,} steps" if reached else "")
+    return f"[bold]{number(summary['return_mean'])}[/] ± {number(summary['return_std'])}, last 100 episodes" + (
+        f"; target reached after {reached:,} steps" if reached else ""
     )
 
 
@@ -111,11 +110,11 @@ _REASONS = {
 }
 
 
-def _curve(path: Path) -> Path | None:
-    """The learning curve as a picture; a run is not worth less without it."""
-    try:
-        from rookery.metrics.plot import plot_runs
+def _curve(path: Path) -> str:
+    """Draw the learning curve and say where it is, or why there is none: a run is not worth less without it."""
+    from rookery.metrics.plot import plot_runs
 
-        return Path(plot_runs([path], path / "report" / "curve.png"))
-    except (ImportError, RookeryError, OSError):
-        return None
+    try:
+        return str(plot_runs([path], path / "report" / "curve.png"))
+    except (RookeryError, OSError) as error:
+        return f"not drawn: {error}"

@@ -23,10 +23,10 @@ from rookery.config import NetConfig
 from rookery.errors import UsageError
 from rookery.nets.init import linear
 from rookery.ops.policy import (
+    categorical_draw,
     categorical_entropy,
     categorical_logp,
     categorical_logp_entropy,
-    categorical_sample,
     gaussian_entropy,
     gaussian_logp,
     squashed_gaussian_logp,
@@ -76,8 +76,7 @@ class Categorical(PolicyHead):
         return F.linear(features, *self.affine)  # logits [..., n]
 
     def sample(self, params: torch.Tensor, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
-        action = categorical_sample(params, generator)
-        return action, categorical_logp(params, action)
+        return categorical_draw(params, generator)
 
     def mode(self, params: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         action = params.argmax(-1)
@@ -108,8 +107,8 @@ class MultiCategorical(PolicyHead):
         return logits.unflatten(-1, self.shape)  # [..., branches, choices]
 
     def sample(self, params: torch.Tensor, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
-        action = categorical_sample(params, generator)
-        return action, categorical_logp(params, action).sum(-1)
+        action, logp = categorical_draw(params, generator)
+        return action, logp.sum(-1)
 
     def mode(self, params: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         action = params.argmax(-1)

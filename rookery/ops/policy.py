@@ -110,11 +110,16 @@ class _CategoricalLogpEntropy(torch.autograd.Function):
         return grad.scatter_add_(-1, index, grad_logp), None
 
 
-def categorical_sample(logits: Tensor, generator: torch.Generator | None) -> Tensor:
-    """One action per row, [...] int64, by a race of exponential clocks; several times faster than multinomial."""
-    noise = torch.empty_like(logits, requires_grad=False).exponential_(generator=generator)
+def categorical_draw(logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """One action per row, [...] int64, and its log-probability, [...]: what acting needs, with one softmax.
+
+    A race of exponential clocks, several times faster than multinomial.
+    """
+    logp = logits.detach().log_softmax(-1)
+    noise = torch.empty_like(logp).exponential_(generator=generator)
     noise.clamp_(min=torch.finfo(noise.dtype).tiny)  # -log 0 is +inf: it would let a forbidden action win
-    return (logits.detach() - noise.log_()).argmax(-1)
+    action = (logp - noise.log_()).argmax(-1, keepdim=True)
+    return action.squeeze(-1), logp.gather(-1, action).squeeze(-1)
 
 
 def gaussian_logp(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:

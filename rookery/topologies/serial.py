@@ -19,11 +19,14 @@ from rookery.topologies.faults import FaultPlan
 from rookery.topologies.job import Job, acting_nets
 from rookery.topologies.signals import Signals
 from rookery.topologies.supervise import Restarts
+from rookery.topologies.threads import available_cores
 from rookery.types import EnvSpec, Unroll
 
 
 def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job]) -> Job:
-    lanes = [make(config, config.envs_per_actor) for _ in range(config.actors)]
+    # Environments with threads of their own may use every core here; what they compute does not depend on it.
+    cores = available_cores()
+    lanes = [make(config, config.envs_per_actor, threads=cores) for _ in range(config.actors)]
     try:
         job = open_job(lanes[0].spec)
         return _run(job, lanes)

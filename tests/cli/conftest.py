@@ -7,7 +7,7 @@ import pytest
 
 from rookery.cli.main import main
 
-ENV = '''
+ENV = """
 import os
 import gymnasium
 
@@ -22,7 +22,7 @@ class Broken(gymnasium.Wrapper):
 
 def broken(render_mode=None):
     return Broken(gymnasium.make("CartPole-v1", render_mode=render_mode))
-'''
+"""
 TINY = ["--env-steps", "1500", "--algo.epochs", "2", "--quiet"]
 
 

@@ -1,5 +1,6 @@
 """Spelling of flags, nearest names, and tyro's errors in one line."""
 
+import io
 from dataclasses import dataclass, field
 
 import pytest
@@ -113,6 +114,7 @@ def test_values_are_typed_by_the_dataclass():
     assert read() == Outer()
 
 
+@pytest.mark.parametrize("unicode", [True, False])
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -123,7 +125,8 @@ def test_values_are_typed_by_the_dataclass():
         ("stray", "not understood: stray"),
     ],
 )
-def test_an_error_of_tyro_is_one_line(words, message):
+def test_an_error_of_tyro_is_one_line(words, message, unicode, monkeypatch):
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "utf-8" if unicode else "ascii"))
     with pytest.raises(UsageError) as caught:
         read(*words.split())
     assert str(caught.value) == f"{message} (prog --help)"

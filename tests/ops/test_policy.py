@@ -9,6 +9,12 @@ from torch.distributions import Categorical, Normal
 
 from rookery.ops import policy
 
+
+def _sample(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    action, logp = policy.categorical_draw(logits, generator)
+    torch.testing.assert_close(logp, policy.categorical_logp(logits, action).detach())
+    return action
+
 F64 = torch.float64
 CHI2_999 = {3: 16.27, 5: 20.52}  # 99.9 % points of chi-square by degrees of freedom
 
@@ -105,29 +111,29 @@ class TestCategoricalSample:
     @pytest.mark.parametrize("logits", [[0.0, 0.0, 0.0, 0.0], [2.0, 0.0, -1.0, 1.0], [5.0, 1.0, 0.0, 2.0]])
     def test_frequencies(self, logits):
         draws, logits = 40_000, torch.tensor(logits)
-        sample = policy.categorical_sample(logits.expand(draws, 4), torch.Generator().manual_seed(7))
+        sample = _sample(logits.expand(draws, 4), torch.Generator().manual_seed(7))
         expected = logits.softmax(-1) * draws
         assert ((sample.bincount(minlength=4) - expected) ** 2 / expected).sum() < CHI2_999[3]
 
     def test_rows_are_independent(self):
-        sample = policy.categorical_sample(torch.zeros(40_000, 2, 3)[..., :2], torch.Generator().manual_seed(3))
+        sample = _sample(torch.zeros(40_000, 2, 3)[..., :2], torch.Generator().manual_seed(3))
         pairs = (2 * sample[:, 0] + sample[:, 1]).bincount(minlength=4).double()
         assert ((pairs - 10_000) ** 2 / 10_000).sum() < CHI2_999[3]
 
     def test_a_forbidden_action_never_comes(self):
         logits = torch.tensor([-math.inf, -80.0, -math.inf, -81.0]).expand(200_000, 4)
-        sample = policy.categorical_sample(logits, torch.Generator().manual_seed(1))
+        sample = _sample(logits, torch.Generator().manual_seed(1))
         assert sorted(set(sample.tolist())) == [1, 3]
 
     def test_a_forbidden_action_never_comes_even_if_the_noise_is_zero(self, monkeypatch):
         monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, generator=None: self.zero_())
         logits = torch.tensor([[-math.inf, 1.0, 3.0], [2.0, 1.0, -math.inf]])
-        assert policy.categorical_sample(logits, None).tolist() == [2, 0]
+        assert _sample(logits, None).tolist() == [2, 0]
 
     def test_the_generator_decides(self):
         logits = randn(3, 5, 6)
         first, second, other = (
-            policy.categorical_sample(logits, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+            _sample(logits, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
         )
         assert torch.equal(first, second) and not torch.equal(first, other)
         assert first.shape == (3, 5) and first.dtype == torch.int64
@@ -135,7 +141,7 @@ class TestCategoricalSample:
     def test_logits_are_left_as_they_were(self):
         logits = randn(4, 3)
         before = logits.detach().clone()
-        policy.categorical_sample(logits, None)
+        _sample(logits, None)
         assert torch.equal(logits, before)
 
 
