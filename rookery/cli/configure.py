@@ -39,9 +39,9 @@ def config_for(recipe: str, words: list[str], prog: str) -> RunConfig:
         raise UsageError(f"which environment? {prog} --env CartPole-v1")
     if env:
         config = configure(recipe, env, last(spelt, "preset") or "", **_outline(spelt))
-    row = f" The defaults are those of the preset {config.preset!r}." if config.preset else ""
+    row = f"\n\nThe defaults are those of the preset {config.preset!r}." if config.preset else ""
     if asks_help and not env:
-        row = " The defaults depend on the environment: add --env ID to see them."
+        row = "\n\nThe defaults depend on the environment: add --env ID to see them."
     return read(config, spelt, prog, f"{chosen.about}.{row}\n\n{ABOUT}", EXTRA)[0]
 
 

@@ -35,14 +35,13 @@ def recipes(words: list[str]) -> int:
     for each in shown:
         table = Table(box=box.ROUNDED, show_lines=True, header_style="dim", title_justify="left", title_style="")
         table.title = f"[bold]{each.name}[/]: {each.about}"
-        table.add_column("preset", style="bold", no_wrap=True)
-        table.add_column("taken for", overflow="fold")
+        table.add_column("preset", no_wrap=True)
         table.add_column("sets", overflow="fold")
-        table.add_column("source", style="dim")
         for preset in each.presets:
             kinds = [f"other environments: {kind}" for kind, name in each.generic.items() if name == preset.name]
+            taken = "\n".join([f"[bold]{preset.name}[/]", *(f"[dim]{name}[/]" for name in (*preset.envs, *kinds))])
             sets = "  ".join(f"{path}=[cyan]{_text(value)}[/]" for path, value in preset.fields.items())
-            table.add_row(preset.name, "\n".join([*preset.envs, *kinds]), sets, preset.source)
+            table.add_row(taken, f"{sets}\n[dim]{preset.source}[/]")
         out.print(table)
     out.print("[dim]Everything else has the defaults of[/] rookery train RECIPE --help")
     return 0

@@ -1,0 +1,222 @@
+"""The pages tell the truth: their Python runs, their commands parse, their links lead somewhere, their tables agree.
+
+A block of Python runs in a folder of its own. `<!-- no-run -->` above a block leaves it out; `<!-- file: PATH -->` says
+that the block is that file, word for word. Commands are parsed by the program itself, up to the point where the work
+would begin: training, playing and plotting are replaced by an exception.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import rookery
+from rookery import errors
+from rookery.cli.main import VERBS, main
+from rookery.recipes import RECIPES
+from rookery.registry import encode_config
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+READING_ORDER = ("recipes/ppo", "topologies/serial", "actor", "algorithms/ppo", "ops/returns", "ops/policy", "learner")
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    mark: str  # the comment directly above, without its arrows
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(language: str) -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        for match in FENCE.finditer(text):
+            above = text[: match.start()].rstrip("\n").rpartition("\n")[2]
+            mark = re.fullmatch(r"<!-- (.*) -->", above)
+            line = text.count("\n", 0, match.start()) + 1
+            if match[1] == language:
+                found.append(Block(page, line, mark[1] if mark else "", match[2]))
+    return found
+
+
+def commands(program: str) -> list[tuple[str, list[str]]]:
+    """Lines of bash blocks that begin with `program`: (where, words)."""
+    found = []
+    for block in blocks("bash"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0] == program:
+                found.append((str(block), words[1:]))
+    return found
+
+
+def without_code(page: Path) -> str:
+    return FENCE.sub("", page.read_text())
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("block", [b for b in blocks("python") if b.mark != "no-run"], ids=str)
+def test_python_runs(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)
+    exec(compile(block.text, f"{block}", "exec"), {"__name__": "page"})
+
+
+@pytest.mark.parametrize("block", [b for b in blocks("python") if b.mark.startswith("file: ")], ids=str)
+def test_a_quoted_file_is_quoted_word_for_word(block):
+    assert block.text == (ROOT / block.mark.removeprefix("file: ")).read_text()
+
+
+class Reached(BaseException):
+    """The words were understood, and the work would begin."""
+
+
+@pytest.fixture
+def no_work(monkeypatch, tmp_path):
+    def begin(*_, **__):
+        raise Reached
+
+    import rookery.cli.check_env
+    import rookery.metrics.plot
+    import rookery.policy
+    import rookery.run
+
+    for module, name in (
+        (rookery.run, "train"),
+        (rookery.run, "resume"),
+        (rookery.policy, "load"),
+        (rookery.metrics.plot, "plot_runs"),
+        (rookery.cli.check_env, "ask"),
+    ):
+        monkeypatch.setattr(module, name, begin)
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("where", "words"), commands("rookery"), ids=lambda x: x if isinstance(x, str) else x[0])
+def test_a_command_is_understood(where, words, no_work, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["rookery"])
+    for word in words:
+        if word.startswith("runs/") and "--out" not in words[: words.index(word)]:
+            stored_run(Path(word))
+    code = 0
+    try:
+        code = main(words)
+    except Reached:
+        return
+    assert words[0] in ("recipes", "doctor") and code == 0, capsys.readouterr().err  # these only look around
+
+
+def stored_run(folder: Path) -> None:
+    """What the verbs look at before they begin."""
+    config = rookery.configure("ppo", "CartPole-v1")
+    (folder / "checkpoints" / "step-000000001000").mkdir(parents=True)
+    (folder / "config.json").write_bytes(encode_config(config))
+
+
+def test_the_command_check_can_fail(no_work, capsys):
+    assert main(["train", "ppo", "--env", "CartPole-v1", "--algo.epoch", "3"]) == errors.UsageError.exit_code
+    assert "--algo.epochs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_and_fields_in_the_text_exist(page):
+    from rookery.cli import check_env, doctor, play, plot, recipes
+    from rookery.cli.configure import EXTRA
+    from rookery.cli.flags import SHORT, flags_of
+
+    fields = set(flags_of(rookery.configure("ppo", "CartPole-v1")))
+    shown = (play.Eval, play.Record, plot.Plot, recipes.Recipes, check_env.CheckEnv, doctor.Doctor)
+    known = fields.union(EXTRA, SHORT, ("help", "envs"), *(flags_of(verb) for verb in shown))
+    groups = {field.partition(".")[0] for field in fields if "." in field}
+    named = re.findall(r"(?<![\w/.-])--((?:no-)?)([a-z][\w.-]*)", without_code(page))
+    assert [name for _, name in named if name.rstrip(".") not in known] == []
+    dotted = re.findall(rf"`((?:{'|'.join(groups)})\.\w+)", without_code(page))
+    assert [name for name in dotted if name.replace("_", "-") not in fields] == []
+
+
+def test_the_pages_show_every_verb_and_every_target_they_name_exists():
+    assert {words[0] for _, words in commands("rookery")} == set(VERBS)
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {words[0] for _, words in commands("make")}
+    assert named == {"demo", "test"} and named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(without_code(page)):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists() and file.is_relative_to(ROOT), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    linked = {(ROOT / target.partition("#")[0]).resolve() for target in LINK.findall(without_code(ROOT / "README.md"))}
+    assert set(PAGES) - linked == {ROOT / "README.md"}
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs/img").glob("*.svg")), ids=lambda path: path.name)
+def test_pictures_are_whole_and_used(picture):
+    root = ET.parse(picture).getroot()
+    assert root.get("viewBox") and root.find("{http://www.w3.org/2000/svg}title") is not None
+    assert any(f"img/{picture.name})" in page.read_text() for page in PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_short(page):
+    assert page.read_text().count("\n") <= 150
+
+
+def test_the_reading_order_is_what_it_promises():
+    files = [ROOT / "rookery" / f"{name}.py" for name in READING_ORDER]
+    for page in (ROOT / "README.md", ROOT / "docs/architecture.md"):
+        places = [page.read_text().rindex(f"rookery/{name}.py)") for name in READING_ORDER]
+        assert places == sorted(places)
+    assert sum(file.read_text().count("\n") for file in files) < 1100  # "about 1,000 lines"
+
+
+def test_the_table_of_exit_codes_is_complete():
+    table = (ROOT / "docs/cli.md").read_text().partition("## Exit codes")[2]
+    listed = {int(code): words for code, words in re.findall(r"^\| (\d+) \| (.*)", table, re.MULTILINE)}
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RookeryError)]
+    names = {kind.exit_code: kind.__name__.lower().removesuffix("error") for kind in kinds}
+    assert set(listed) == {0, *names, errors.REQUEUE, errors.INTERRUPT}
+    del names[errors.RookeryError.exit_code]
+    for code, name in names.items():
+        assert listed[code].startswith(name), (code, name)
+
+
+def test_the_table_of_presets_is_the_recipe():
+    page, recipe = (ROOT / "docs/recipes-ppo.md").read_text(), RECIPES["ppo"]
+    rows = []
+    for preset in recipe.presets:
+        config = recipe.build("any", spec=None, preset=preset.name)
+        algo = config.algo
+        kinds = [f"other environments: {kind}" for kind, name in recipe.generic.items() if name == preset.name]
+        rows.append(
+            f"| `{preset.name}` | {', '.join([f'`{env}`' for env in preset.envs] + kinds)} | "
+            f"{config.lanes} × {algo.unroll} | {algo.epochs} × {algo.minibatches} | "
+            f"{algo.lr:g} | {algo.gamma:g} | {algo.lam:g} | {algo.entropy:g} |"
+        )
+    assert [row for row in rows if row not in page] == []
+    assert len(re.findall(r"^\| `\w+` \| .*×", page, re.MULTILINE)) == len(rows)
