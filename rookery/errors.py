@@ -26,6 +26,7 @@ class EnvError(RookeryError):
     def __init__(self, message: str, reason: str = "env_error"):
         super().__init__(message)
         self.reason = reason  # the ledger's word for the steps that are lost with it
+        self.steps = 0  # how many those are, where the one who raises it knows
 
 
 class LearnerError(RookeryError):

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from rookery import tree
-from rookery.envs.lanes import Lanes
+from rookery.envs.lanes import LaneFault, Lanes
+from rookery.errors import EnvError
 from rookery.policy import Policy
 from rookery.seeding import seed_of
 
@@ -39,6 +40,8 @@ def evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: boo
     torch.set_num_threads(1)  # as actors do: a handful of rows is not worth sharing out
     try:
         return _evaluate(policy, lanes, episodes, seed, greedy)
+    except LaneFault as fault:
+        raise EnvError(f"environment {policy.spec.id} failed in evaluation: {fault}", fault.reason) from fault
     finally:
         torch.set_num_threads(threads)
 

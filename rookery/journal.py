@@ -213,7 +213,8 @@ class Journal:
         return {
             "env_steps": self.env_steps, "episodes": self.episodes, "window": self.window.to_dict(),
             "ledger": self.ledger.as_dict(), "lag": [self.lag_sum, self.lag_count, self.lag_max],
-            "target": [self.env_steps_to_target, self.wall_s_to_target], "wall_s": self.wall_s, "best": self.best,
+            "target": [self.config.target_return, self.env_steps_to_target, self.wall_s_to_target],
+            "wall_s": self.wall_s, "best": self.best,
             "restarts": self.restarts, "history": [list(point) for point in self.history],
         }  # fmt: skip
 
@@ -225,7 +226,9 @@ class Journal:
         self.ledger.drop(self.ledger.in_flight, "resumed")
         self.ledger.in_flight = 0
         self.lag_sum, self.lag_count, self.lag_max = state["lag"]
-        self.env_steps_to_target, self.wall_s_to_target = state["target"]
+        target, *reached = state["target"]
+        if target == self.config.target_return:  # a new target has not been reached yet
+            self.env_steps_to_target, self.wall_s_to_target = reached
         self._wall_before, self.best, self.restarts = state["wall_s"], state["best"], state["restarts"]
         self.history = [(int(step), float(mean)) for step, mean in state["history"]]
 

@@ -56,6 +56,9 @@ def decode_config(data: bytes | str, trust: tuple[str, ...] = ()) -> RunConfig[A
         known_algo = {f.name for f in dataclasses.fields(algo)}
         if unknown := set(fields["algo"]) - known_algo:
             raise UsageError(f"config.json has unknown fields: {', '.join(f'algo.{n}' for n in sorted(unknown))}")
-        return msgspec.convert(fields, RunConfig[algo])
+        config = msgspec.convert(fields, RunConfig[algo])
     except (msgspec.DecodeError, msgspec.ValidationError, KeyError, TypeError) as error:
         raise UsageError(f"config.json cannot be read: {error}") from error
+    if config.net.module:
+        check_trusted(config.net.module.partition(":")[0], trust)
+    return config

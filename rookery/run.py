@@ -9,15 +9,19 @@ import importlib
 import json
 import os
 import re
+import shutil
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import torch
+
 from rookery import checkpoint
 from rookery.config import RunConfig
-from rookery.errors import INTERRUPT, REQUEUE, CheckpointError, StorageError, UsageError
+from rookery.errors import INTERRUPT, REQUEUE, CheckpointError, RookeryError, StorageError, UsageError
 from rookery.journal import Journal
 from rookery.learner import Learner
 from rookery.metrics.panel import Panel
@@ -57,23 +61,42 @@ def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
 
     Fields are those of `rookery.config.RunConfig`; nested ones as `algo={"clip": 0.1}`.
     """
-    config = recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields)
     if not isinstance(recipe, RunConfig) and not env:
         raise UsageError('which environment? train("ppo", env="CartPole-v1")')
+    config = recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields)
+    check(config)
     config = replace(config, out=config.out or _folder_name(config))
     folder = _new_folder(config)
-    return _execute(config, folder, saved=None)
+    try:
+        return _execute(config, folder, saved=None)
+    except UsageError:  # nothing has begun: the same command, corrected, shall find the place free
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    except RookeryError as error:
+        error.add_note(f"run folder: {folder}")
+        raise
 
 
 def resume(path: str | Path, trust: tuple[str, ...] = (), **fields: Any) -> Run:
     """Go on with a run where its newest complete checkpoint ends. `env_steps=...` extends it."""
     folder = Path(path)
-    config = with_fields(read_config(folder, trust), fields)
+    # A fault plan was for the life that ended; the next one is not struck again unless asked to be.
+    config = with_fields(read_config(folder, trust), {"fault_plan": ""} | fields)
+    check(config)
     if ":" in config.env:
         check_trusted(config.env.partition(":")[0], trust)
     saved, skipped = checkpoint.newest(folder / "checkpoints")
     _write(folder / "config.json", encode_config(config))
     return _execute(config, folder, saved, skipped)
+
+
+def check(config: RunConfig) -> None:
+    """Refuse what cannot be run, before anything is written or started."""
+    for name in ("env_steps", "actors", "envs_per_actor"):
+        if getattr(config, name) < 1:
+            raise UsageError(f"{name} is {getattr(config, name)}; at least 1 is needed")
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("there is no CUDA device here (or this build of torch has no CUDA); use --device cpu")
 
 
 def read_config(folder: Path, trust: tuple[str, ...] = ()) -> RunConfig:
@@ -93,7 +116,7 @@ def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | Non
             algorithm = build_algorithm(config, spec)
             learner = Learner(algorithm, config.seed, config.device, config.compile)
             threads.fit(algorithm.work(learner.nets))
-            _write(folder / "spec.json", _spec_json(spec))
+            _write(folder / "spec.json", msgspec.json.encode(spec))
             job = Job(config, algorithm, learner, journal, folder, signals, threads, spec)
             for note in notes:
                 journal.say(note)
@@ -111,12 +134,6 @@ def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | Non
         summary = journal.summary(reason, job.learner.updates, job.learner.skipped)
     _write(folder / "summary.json", json.dumps(summary, indent=2).encode())
     return Run(folder, config, summary, code)
-
-
-def _spec_json(spec: EnvSpec) -> bytes:
-    import msgspec
-
-    return msgspec.json.encode(spec)
 
 
 def _folder_name(config: RunConfig) -> str:

@@ -197,7 +197,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(poison):
         learner.apply()
     weights = learner.flat["all"].data.clone()
     learner.flat["all"].grad.fill_(poison)
-    with pytest.raises(NumericError, match="3 (times|updates) in a row"):
+    with pytest.raises(NumericError, match="3 times in a row"):
         learner.apply()
     assert learner.skipped == 5 and torch.equal(learner.flat["all"].data, weights)
 

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     except RookeryError as error:
         if "--debug" in words:
             traceback.print_exc()
-        _say_error(str(error))
+        _say_error("\n".join([str(error), *getattr(error, "__notes__", [])]))
         return error.exit_code
     except KeyboardInterrupt:
         _say_error("interrupted")

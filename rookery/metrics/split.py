@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from rookery.config import RunConfig
 
@@ -68,25 +68,6 @@ def shares(seconds: Mapping[str, float], wall: float) -> dict[str, float]:
         return dict.fromkeys(STAGES, 0.0) | {"other": 1.0}
     known["other"] += total - sum(known.values())
     return {name: value / total for name, value in known.items()}
-
-
-def collect_shares(
-    actor_splits: Sequence[Mapping[str, float]], collect_wall: float, learner: Mapping[str, float], wall: float
-) -> dict[str, float]:
-    """Shares of a synchronous run: for `collect_wall` of `wall` seconds the learner stood by while actors collected.
-
-    That time is what the mean actor did in it; the rest of it is "wait": actors that stood still until the slowest
-    was done. `learner` has the learner's own stages, outside collecting.
-    """
-    busy = dict.fromkeys(STAGES, 0.0)
-    for split in actor_splits:
-        for name in STAGES:
-            if name != "wait":
-                busy[name] += max(0.0, split.get(name, 0.0)) / len(actor_splits)
-    scale = min(1.0, collect_wall / max(sum(busy.values()), 1e-12))
-    total = {name: busy[name] * scale + learner.get(name, 0.0) for name in STAGES}
-    total["wait"] += max(0.0, collect_wall - sum(busy.values()) * scale)
-    return shares(total, wall)
 
 
 def advice(shares: Mapping[str, float], config: RunConfig, cores: int | None = None) -> str:

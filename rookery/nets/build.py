@@ -19,8 +19,6 @@ from rookery.nets.normalize import ObsNormalizer
 from rookery.nets.torso import make_torso
 from rookery.types import EnvSpec, Tree
 
-PUBLISHED = ("normalizer", "torso", "core", "policy")
-
 
 def actor_critic(spec: EnvSpec, net: NetConfig) -> nn.ModuleDict:
     """Entries "core" (without recurrence) and "value_torso" (when shared) are absent."""
@@ -39,11 +37,6 @@ def actor_critic(spec: EnvSpec, net: NetConfig) -> nn.ModuleDict:
 def is_shared(spec: EnvSpec, net: NetConfig) -> bool:
     """Whether policy and value read the same features: always so with images or recurrence."""
     return net.shared or net.core != "none" or any(leaf.kind == "image" for leaf in spec.obs.values())
-
-
-def published(nets: nn.ModuleDict) -> tuple[str, ...]:
-    """Names of the leading entries that actors need."""
-    return tuple(name for name in PUBLISHED if name in nets)
 
 
 def initial_state(nets: nn.ModuleDict, lanes: int) -> Tree:

@@ -20,7 +20,7 @@ PACK_ABOVE = 0.25  # share of rows at which some lane resets; beyond, packing is
 
 
 class Core(nn.Module):
-    """Orthogonal weights with gain 1, zero biases (spec §2.2)."""
+    """Orthogonal weights with gain 1, zero biases."""
 
     def __init__(self, kind: Literal["gru", "lstm"], input_size: int, size: int, layers: int = 1):
         super().__init__()

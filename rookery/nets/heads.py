@@ -6,7 +6,7 @@ All policy heads have one interface; what `forward` returns ("params") is opaque
     action, logp = head.mode(params)
     logp, entropy = head.logp_entropy(params, action)
 The density itself is in `ops/policy.py`. Policy weights start orthogonal with gain 0.01, so that the first policy is
-nearly uniform; the value's with gain 1 (spec §2.2).
+nearly uniform; the value's with gain 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Initial weights of the actor-critic family: orthogonal with a gain, biases zero (spec §2.2)."""
+"""Initial weights of the actor-critic family: orthogonal with a gain, biases zero."""
 
 from __future__ import annotations
 

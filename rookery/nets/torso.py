@@ -4,7 +4,7 @@ Each leaf is encoded by its kind: an image by a CNN, vectors and one-hot integer
 results are concatenated. Leading time and batch axes are the caller's to flatten. Not here: observation statistics
 (`normalize.py`), recurrence (`core.py`).
 
-Orthogonal weights with gain sqrt(2), zero biases (spec §2.2).
+Orthogonal weights with gain sqrt(2), zero biases.
 """
 
 from __future__ import annotations

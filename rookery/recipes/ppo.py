@@ -24,11 +24,11 @@ PRESETS = (
     Preset("memory", ("rookery/CartPoleMasked-*", "rookery/TMaze-*", "rookery/RepeatPrevious-*"), {
         "envs_per_actor": 16, "algo.unroll": 128, "algo.chunk": 32, "algo.epochs": 4, "algo.minibatches": 4,
         "algo.lr": 1e-3, "algo.gamma": 0.99, "algo.lam": 0.95, "algo.entropy": 0.005, "net.hidden": (64,),
-        "net.core_size": 64,
+        "net.core_size": 64, "net.normalize_obs": True, "algo.scale_reward": True,
     }, "our own"),
     Preset("atari", ("ALE/*", "*NoFrameskip-v4"), {
         "envs_per_actor": 8, "algo.clip": 0.1, "net.shared": True, "env_steps": 10_000_000,
-    }, "Baselines' and CleanRL's Atari numbers, spec sheet 3.1"),
+    }, "Baselines' and CleanRL's Atari numbers"),
     Preset("vector", (), {
         "envs_per_actor": 16, "algo.unroll": 128, "algo.epochs": 10, "algo.minibatches": 8, "algo.lr": 5e-4,
         "algo.entropy": 0.005, "net.normalize_obs": True, "algo.scale_reward": True,

@@ -95,8 +95,12 @@ class Crew:
             self._until_up(index, self._await_started)
 
     def _spawn(self, index: int) -> None:
-        start = {"config": encode_config(self.config).decode(), "index": index, "incarnation": self._incarnation[index],
-                 "trust": [self.config.algorithm.partition(":")[0]]}  # fmt: skip
+        start = {
+            "config": encode_config(self.config).decode(),
+            "index": index,
+            "incarnation": self._incarnation[index],
+            "trust": [path.partition(":")[0] for path in (self.config.algorithm, self.config.net.module)],
+        }
         fds = {name: segment.fd for name, segment in self._segments.items()}
         log = self._logs / f"actor-{index}.log"
         self._workers[index] = Worker.start(MODULE, f"actor {index}", start, fds, log)

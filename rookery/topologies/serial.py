@@ -15,7 +15,7 @@ from rookery.envs.lanes import Lanes
 from rookery.envs.make import make
 from rookery.errors import EnvError
 from rookery.replay.table import QueueTable
-from rookery.topologies.faults import FaultPlan
+from rookery.topologies.faults import FaultPlan, InjectedFault
 from rookery.topologies.job import Job, acting_nets
 from rookery.topologies.signals import Signals
 from rookery.topologies.supervise import Restarts
@@ -91,7 +91,8 @@ class Keeper:
         while True:
             try:
                 return actor.unroll(buffer, self.job.learner.version, self._tick(actor))
-            except EnvError as error:
+            except (EnvError, InjectedFault) as cause:
+                error = cause if isinstance(cause, EnvError) else EnvError(str(cause), "worker_error")
                 delay = self.restarts[index].next(error)  # raises the error itself once there were too many
                 self.job.journal.lost(error.steps, error.reason, f"replaced in {delay:.1f} s: {error}")
                 time.sleep(delay)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rookery.config import RunConfig
-from rookery.metrics.split import STAGES, Split, advice, collect_shares, shares
+from rookery.metrics.split import STAGES, Split, advice, shares
 
 CONFIG = RunConfig(recipe="ppo", algorithm="m:C", env="CartPole-v1", algo=None)
 seconds = st.dictionaries(st.sampled_from(STAGES), st.floats(0, 1e6))
@@ -66,25 +66,6 @@ def test_an_unknown_stage_is_an_error():
 def test_shares_sum_to_one(seconds, wall):
     result = shares(seconds, wall)
     assert sum(result.values()) == pytest.approx(1.0) and tuple(result) == STAGES and min(result.values()) >= 0
-
-
-@given(st.lists(seconds, max_size=4), wall, seconds, wall)
-def test_shares_of_several_actors_sum_to_one(actors, collect, learner, wall):
-    result = collect_shares(actors, collect, learner, wall)
-    assert sum(result.values()) == pytest.approx(1.0) and min(result.values()) >= 0
-
-
-def test_collecting_is_what_the_mean_actor_did_and_the_rest_is_waiting():
-    # The fast actor also waits while the learner learns: that is not time of collecting.
-    fast, slow = {"env": 2.0, "inference": 1.0, "wait": 40.0}, {"env": 5.0, "inference": 1.0, "other": 1.0}
-    result = collect_shares([fast, slow], 7.0, {"learn": 2.0, "transfer": 0.5}, 10.0)
-    expected = {"env": 0.35, "inference": 0.1, "learn": 0.2, "transfer": 0.05, "wait": 0.2, "other": 0.1}
-    assert result == pytest.approx(expected)
-
-
-def test_actors_that_worked_while_the_learner_did_are_scaled_to_the_collecting_time():
-    result = collect_shares([{"env": 9.0, "inference": 3.0}], 4.0, {"learn": 6.0}, 10.0)
-    assert result == pytest.approx({"env": 0.3, "inference": 0.1, "learn": 0.6, "transfer": 0, "wait": 0, "other": 0})
 
 
 @pytest.mark.parametrize(
