@@ -4,4 +4,5 @@ import sys
 
 from rookery.cli.main import main
 
-sys.exit(main())
+if __name__ == "__main__":  # a config may name any module of ours
+    sys.exit(main())

@@ -96,6 +96,10 @@ class Actor:
                         state = output.state if live.all() else _zeroed(output.state, live)
                         live = ~(terminated | truncated)
         except LaneFault as fault:
+            # A bad observation makes bad actions, and an environment that chokes on one is not the cause.
+            first = find_nonfinite(tree.map(lambda rows: rows[: row + 1], out.obs), out.reward[:row])
+            if first is not None:
+                raise self._nonfinite(first, row, out) from fault
             raise self._located(fault, fault.lane, row, live_steps(out, row), rows_of=out) from fault
         self._state = tree.map(torch.clone, state)
         self._obs = tree.map(lambda rows: rows[-1].copy(), out.obs)
@@ -107,13 +111,10 @@ class Actor:
     def _finish(self, out: Unroll, points: np.ndarray) -> ActorReport:
         ends = out.terminated | out.truncated
         np.logical_not(ends[:-1], out=out.live[1:])
-        steps = live_steps(out, self.plan.unroll)
         bad = find_nonfinite(out.obs, out.reward)
         if bad is not None:
-            row, lane, what = bad
-            fault = LaneFault(lane, f"returned {what}", reason="nonfinite")
-            raise self._located(fault, lane, row, steps, rows_of=out)
-        report = ActorReport(steps)
+            raise self._nonfinite(bad, self.plan.unroll, out)
+        report = ActorReport(live_steps(out, self.plan.unroll))
         total = self._total + np.cumsum(points, axis=0, dtype=np.float64)
         length = self._length + np.cumsum(out.live, axis=0)
         for lane in range(self.lanes.count):
@@ -127,6 +128,11 @@ class Actor:
             self._total[lane], self._length[lane] = total[-1, lane] - spent, length[-1, lane] - walked
         self._live = ~ends[-1]
         return report
+
+    def _nonfinite(self, bad: tuple[int, int, str], rows: int, out: Unroll) -> EnvError:
+        row, lane, what = bad
+        fault = LaneFault(lane, f"returned {what}", reason="nonfinite")
+        return self._located(fault, lane, row, live_steps(out, rows), rows_of=out)
 
     def _located(self, fault: LaneFault, lane: int, row: int, steps: int, rows_of: Unroll | None = None) -> EnvError:
         """The fault with its address: environment, lane, episode, step."""
@@ -152,7 +158,8 @@ class Actor:
             return None
         return {
             "env": env, "obs": self._obs, "state": tree.map(lambda x: x.numpy(), self._state), "live": self._live,
-            "episode": self._episode, "total": self._total, "length": self._length, "sequence": self.sequence,
+            "episode": self._episode.copy(), "total": self._total.copy(), "length": self._length.copy(),
+            "sequence": self.sequence,
         }  # fmt: skip
 
     def restore(self, snapshot: dict[str, Any]) -> None:

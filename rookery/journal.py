@@ -50,7 +50,7 @@ class Ledger:
 class Journal:
     def __init__(self, config: RunConfig, sinks: Any, panel: Any, clock=time.perf_counter):
         self.config, self.sinks, self.panel, self._clock = config, sinks, panel, clock
-        self.ledger, self.window, self.split = Ledger(), ReturnWindow(100), Split()
+        self.ledger, self.window, self.split = Ledger(), ReturnWindow(100), Split(clock)
         self.env_steps = self.episodes = self.restarts = 0
         self.lag_sum = self.lag_count = self.lag_max = 0
         self.env_steps_to_target: int | None = None
@@ -214,7 +214,7 @@ class Journal:
             "env_steps": self.env_steps, "episodes": self.episodes, "window": self.window.to_dict(),
             "ledger": self.ledger.as_dict(), "lag": [self.lag_sum, self.lag_count, self.lag_max],
             "target": [self.config.target_return, self.env_steps_to_target, self.wall_s_to_target],
-            "wall_s": self.wall_s, "best": self.best,
+            "updates": self._updates, "wall_s": self.wall_s, "best": self.best,
             "restarts": self.restarts, "history": [list(point) for point in self.history],
         }  # fmt: skip
 
@@ -229,6 +229,7 @@ class Journal:
         target, *reached = state["target"]
         if target == self.config.target_return:  # a new target has not been reached yet
             self.env_steps_to_target, self.wall_s_to_target = reached
+        self._updates = state["updates"]
         self._wall_before, self.best, self.restarts = state["wall_s"], state["best"], state["restarts"]
         self.history = [(int(step), float(mean)) for step, mean in state["history"]]
 

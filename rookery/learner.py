@@ -50,6 +50,7 @@ class Learner:
         self.updates = 0  # optimiser steps
         self.skipped = 0  # updates refused because they were not finite
         self._skips_in_a_row = 0
+        self._due = tuple(self.flat)  # groups whose gradient was filled last
         self.spoil: Callable[[int], bool] = lambda updates: False  # faults on purpose: spoil this update's gradient?
 
     def step(self, batch: Unroll, progress: float) -> StepReport:
@@ -68,7 +69,8 @@ class Learner:
             if algorithm.stop_above < math.inf and float(self.reduce(output.stop)) > algorithm.stop_above:
                 break
             norms = self.apply()
-            metrics.append(output.metrics | norms)
+            if norms:  # what was skipped is counted, and not told: it is not finite
+                metrics.append(output.metrics | norms)
         algorithm.after_update(self.nets, batch, self.reduce)
         self.version += 1
         return StepReport(self._means(metrics), output.priorities)
@@ -76,20 +78,22 @@ class Learner:
     def gradients(self, batch: Any) -> LossOutput:
         """Fill the flat gradients; each named loss moves its own group only."""
         output = self._losses(self.nets, batch)
+        self._due = tuple(output.losses)
         for group, loss in output.losses.items():
             self.flat[group].zero_grad()
-            if len(output.losses) == 1:
+            if len(self.flat) == 1:
                 loss.backward()
             else:
-                loss.backward(inputs=self.flat[group].parameters, retain_graph=True)
+                loss.backward(inputs=self.flat[group].parameters, retain_graph=group != self._due[-1])
         return output
 
     @torch.no_grad()
     def apply(self) -> dict[str, torch.Tensor]:
         """Clip and step, group by group; returns the gradient norms. A non-finite gradient is skipped."""
         norms = {}
-        for group, flat in self.flat.items():
-            self.reduce(flat.grad)
+        for group in self._due:
+            flat = self.flat[group]
+            flat.grad.copy_(self.reduce(flat.grad))
             if self.spoil(self.updates):
                 flat.grad.fill_(math.nan)
             norm = torch.linalg.vector_norm(flat.grad)
@@ -100,8 +104,8 @@ class Learner:
             if value > self.algorithm.max_grad_norm:
                 flat.grad.mul_(self.algorithm.max_grad_norm / (value + 1e-6))
             norms["grad_norm" if len(self.flat) == 1 else f"grad_norm_{group}"] = norm
-        for optimizer in self.optimizers.values():
-            optimizer.step()
+        for group in self._due:
+            self.optimizers[group].step()
         self.updates += 1
         self._skips_in_a_row = 0
         return norms
@@ -118,7 +122,7 @@ class Learner:
     def _means(self, metrics: list[dict[str, torch.Tensor]]) -> dict[str, float]:
         """Averages over the minibatches, as numbers, with one transfer."""
         names = list(metrics[0]) if metrics else []
-        rows = [torch.stack([m[name] for name in names]) for m in metrics if len(m) == len(names)]
+        rows = [torch.stack([m[name] for name in names]) for m in metrics]
         means = torch.stack(rows).mean(0).tolist() if rows else []
         lr = next(iter(self.optimizers.values())).param_groups[0]["lr"]
         return dict(zip(names, means)) | {"lr": float(lr), "minibatches": len(rows)}
@@ -141,6 +145,7 @@ class Learner:
             state = {n.removeprefix(prefix): t.clone() for n, t in tensors.items() if n.startswith(prefix)}
             if state:
                 parameter = self.flat[group].parameter
-                on_device = {n: t if n == "step" else t.to(self.device) for n, t in state.items()}
-                optimizer.state[parameter] = on_device
+                # A fused optimiser counts its steps where the parameters are, any other one on the CPU.
+                stay = () if optimizer.defaults.get("fused") else ("step",)
+                optimizer.state[parameter] = {n: t if n in stay else t.to(self.device) for n, t in state.items()}
         self.version, self.updates, self.skipped = numbers["version"], numbers["updates"], numbers["skipped"]

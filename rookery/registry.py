@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -25,7 +27,7 @@ def algorithm_class(path: str, trust: tuple[str, ...] = ()) -> type[Algorithm]:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"there is no algorithm {path!r}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+    if not (isinstance(found, type) and issubclass(found, Algorithm) and hasattr(found, "Config")):
         raise UsageError(f"{path!r} is not an Algorithm")
     return found
 
@@ -42,6 +44,8 @@ def build_algorithm(config: RunConfig, spec: EnvSpec) -> Algorithm:
 
 
 def encode_config(config: RunConfig) -> bytes:
+    if wrong := [path for path, x in _numbers(config, "") if not math.isfinite(x)]:
+        raise UsageError(f"{', '.join(wrong)} must be finite: JSON has no word for it; for no limit use a large number")
     return msgspec.json.format(msgspec.json.encode(config), indent=2)
 
 
@@ -49,16 +53,31 @@ def decode_config(data: bytes | str, trust: tuple[str, ...] = ()) -> RunConfig[A
     """A config as `encode_config` wrote it; an unknown or misspelt field is an error."""
     try:
         fields = msgspec.json.decode(data)
-        known = {f.name for f in dataclasses.fields(RunConfig)}
-        if unknown := set(fields) - known:
-            raise UsageError(f"config.json has unknown fields: {', '.join(sorted(unknown))}")
-        algo = algorithm_class(fields["algorithm"], trust).Config
-        known_algo = {f.name for f in dataclasses.fields(algo)}
-        if unknown := set(fields["algo"]) - known_algo:
-            raise UsageError(f"config.json has unknown fields: {', '.join(f'algo.{n}' for n in sorted(unknown))}")
+        algo = algorithm_class(str(fields["algorithm"]), trust).Config
         config = msgspec.convert(fields, RunConfig[algo])
+        if unknown := _unknown(fields, config, ""):
+            raise UsageError(f"config.json has unknown fields: {', '.join(sorted(unknown))}")
+        if config.net.module:
+            check_trusted(config.net.module.partition(":")[0], trust)
+        return config
     except (msgspec.DecodeError, msgspec.ValidationError, KeyError, TypeError) as error:
         raise UsageError(f"config.json cannot be read: {error}") from error
-    if config.net.module:
-        check_trusted(config.net.module.partition(":")[0], trust)
-    return config
+
+
+def _unknown(given: dict[str, Any], record: Any, prefix: str) -> list[str]:
+    """Paths in `given` that the dataclass it was read into does not have."""
+    known = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+    found = [prefix + name for name in given if name not in known]
+    for name, value in known.items():
+        if name in given and dataclasses.is_dataclass(value):
+            found += _unknown(given[name], value, f"{prefix}{name}.")
+    return found
+
+
+def _numbers(record: Any, prefix: str) -> Iterator[tuple[str, float]]:
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _numbers(value, f"{prefix}{field.name}.")
+        elif isinstance(value, float):
+            yield prefix + field.name, value

@@ -85,6 +85,9 @@ class PPO(Algorithm):
         self.max_grad_norm = config.max_grad_norm
         self.stop_above = math.inf if config.target_kl is None else config.target_kl
         self.clip, self.entropy = config.clip, config.entropy
+        for name in ("unroll", "chunk", "epochs", "minibatches"):
+            if getattr(config, name) < 1:
+                raise UsageError(f"algo.{name} is {getattr(config, name)}; it must be 1 or more")
         rows = config.unroll * lanes
         if self.recurrent and config.unroll % config.chunk:
             raise UsageError(f"algo.unroll {config.unroll} is not a multiple of algo.chunk {config.chunk}")

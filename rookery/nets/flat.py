@@ -53,6 +53,7 @@ class FlatParams:
                 parameter.data = value
                 parameter.grad = gradient
                 start = stop
+        self.parameters = list(self._ends)
         self.parameter = nn.Parameter(self.data)
         self.parameter.grad = self.grad
 
@@ -61,10 +62,12 @@ class FlatParams:
 
     def prefix(self, modules: Iterable[nn.Module] | Mapping[str, nn.Module] | nn.ModuleDict) -> int:
         """Number of leading floats that hold exactly the parameters of `modules`, which must come first."""
-        wanted = {parameter for module in _named_modules(modules).values() for parameter in module.parameters()}
+        wanted = list(dict.fromkeys(p for module in _named_modules(modules).values() for p in module.parameters()))
         leading = list(self._ends)[: len(wanted)]
-        if wanted != set(leading):
-            raise ValueError("these modules are not the leading ones of this FlatParams; list the published ones first")
+        if len(wanted) != len(leading) or any(a is not b for a, b in zip(wanted, leading)):
+            raise ValueError(
+                "these modules are not the leading ones of this FlatParams in its order; list the published ones first"
+            )
         return self._ends[leading[-1]] if leading else 0
 
     def load(self, vector: torch.Tensor, n: int) -> None:

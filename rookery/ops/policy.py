@@ -46,7 +46,8 @@ class _ClippedSurrogate(torch.autograd.Function):
         gain = ratio * advantage
         clipped = ratio.clamp_(1 - clip, 1 + clip).mul_(advantage)
         # d gain / d new_logp = gain, where the unclipped term is the smaller one (equal inside the clip)
-        ctx.save_for_backward(torch.where(gain <= clipped, gain, 0.0))
+        # (asked the other way round, so that NaN keeps its slope and is found at the gate)
+        ctx.save_for_backward(torch.where(gain > clipped, 0.0, gain))
         return torch.minimum(gain, clipped).neg_()
 
     @staticmethod

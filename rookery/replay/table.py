@@ -31,7 +31,9 @@ class QueueTable:
         return len(self._waiting) < self.unrolls
 
     def can_sample(self) -> bool:
-        return len(self._waiting) >= self.unrolls
+        """Whether every actor has delivered the oldest unroll."""
+        oldest = min(self._waiting)[0] if self._waiting else 0
+        return sum(sequence == oldest for sequence, _ in self._waiting) >= self.unrolls
 
     def insert(self, unroll: Unroll, actor: int, sequence: int, release: Callable[[], None] = lambda: None) -> None:
         """`unroll` holds numpy arrays; `release` is called once the batch has been copied out of them."""
@@ -41,6 +43,7 @@ class QueueTable:
 
     def sample(self) -> Unroll:
         """The next batch, as torch tensors that own their memory: lanes side by side, ordered by actor."""
+        assert self.can_sample(), f"{len(self)} unrolls wait, a batch has one of each of {self.unrolls} actors"
         keys = sorted(self._waiting)[: self.unrolls]
         taken = [self._waiting.pop(key) for key in keys]
         parts = [tree.map_fields(unroll, tree.to_torch) for unroll, _ in taken]

@@ -99,7 +99,7 @@ class Crew:
             "config": encode_config(self.config).decode(),
             "index": index,
             "incarnation": self._incarnation[index],
-            "trust": [path.partition(":")[0] for path in (self.config.algorithm, self.config.net.module)],
+            "trust": [path.partition(":")[0] for path in (self.config.algorithm, self.config.net.module) if path],
         }
         fds = {name: segment.fd for name, segment in self._segments.items()}
         log = self._logs / f"actor-{index}.log"
