@@ -26,6 +26,7 @@ from rookery.journal import Journal
 from rookery.learner import Learner
 from rookery.metrics.panel import Panel
 from rookery.metrics.sink import Sinks
+from rookery.nets.torso import bf16_is_emulated
 from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
 from rookery.registry import build_algorithm, check_trusted, decode_config, encode_config
@@ -118,7 +119,7 @@ def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | Non
             threads.fit(algorithm.work(learner.nets))
             _write(folder / "spec.json", msgspec.json.encode(spec))
             job = Job(config, algorithm, learner, journal, folder, signals, threads, spec)
-            for note in notes:
+            for note in (*notes, *_warnings(config)):
                 journal.say(note)
             if saved is not None:
                 restore(job, saved)
@@ -134,6 +135,12 @@ def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | Non
         summary = journal.summary(reason, job.learner.updates, job.learner.skipped)
     _write(folder / "summary.json", json.dumps(summary, indent=2).encode())
     return Run(folder, config, summary, code)
+
+
+def _warnings(config: RunConfig) -> list[str]:
+    if config.net.precision == "bf16" and bf16_is_emulated(config.device):
+        return ["this processor has no bf16 arithmetic: bf16 is emulated here, about ten times slower than fp32"]
+    return []
 
 
 def _folder_name(config: RunConfig) -> str:

@@ -109,7 +109,15 @@ def _machine() -> list[Finding]:
                 "a run needs about 1 GiB" if tight else ""),
         _memfd(),
     ]  # fmt: skip
-    return found
+    return [*found, _bf16()]
+
+
+def _bf16() -> Finding:
+    from rookery.nets.torso import bf16_is_emulated
+
+    if bf16_is_emulated("cpu"):
+        return Finding("bf16", "emulated, about ten times slower than fp32", "optional", "keep --precision fp32")
+    return Finding("bf16", "native: --precision bf16 pays for images")
 
 
 def _memfd() -> Finding:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import platform
 from itertools import pairwise
 
 import torch
@@ -79,6 +80,13 @@ class Torso(nn.Module):
             flat = [_flat(obs[key], leaf) for key, leaf in self.flat_leaves]
             parts.append(self.vector(flat[0] if len(flat) == 1 else torch.cat(flat, 1)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def bf16_is_emulated(device: str) -> bool:
+    """Whether this processor has no bf16 arithmetic, so that bf16 costs about ten times as much as fp32."""
+    if device != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    return not torch.cpu._is_avx512_bf16_supported()
 
 
 class MLP(nn.Module):

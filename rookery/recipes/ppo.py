@@ -11,8 +11,8 @@ from rookery.recipes.recipe import Preset, Recipe
 PRESETS = (
     Preset("cartpole", ("CartPole-v0", "CartPole-v1"), {
         "envs_per_actor": 8, "algo.unroll": 32, "algo.epochs": 20, "algo.minibatches": 1, "algo.lr": 1e-3,
-        "algo.gamma": 0.98, "algo.lam": 0.8, "algo.entropy": 0.0, "algo.clip_end": 0.0,
-    }, "RL Zoo's tuned CartPole row"),
+        "algo.entropy": 0.0, "algo.clip_end": 0.0, "algo.scale_reward": True,
+    }, "RL Zoo's CartPole row with the usual discount and scaled rewards"),
     Preset("acrobot", ("Acrobot-v1",), {
         "envs_per_actor": 16, "algo.unroll": 256, "algo.minibatches": 16, "algo.lr": 1e-3, "algo.lam": 0.94,
         "algo.entropy": 0.0, "net.normalize_obs": True,
