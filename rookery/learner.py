@@ -71,6 +71,8 @@ class Learner:
             norms = self.apply()
             if norms:  # what was skipped is counted, and not told: it is not finite
                 metrics.append(output.metrics | norms)
+        if not all(math.isfinite(float(flat.data.sum())) for flat in self.flat.values()):
+            raise NumericError("the weights are no longer finite; they were not published, the last checkpoint is good")
         algorithm.after_update(self.nets, batch, self.reduce)
         self.version += 1
         return StepReport(self._means(metrics), output.priorities)

@@ -1,4 +1,4 @@
-"""One torch thread for the tests: the arrays are small, and threads that wait for each other are slow on a busy machine."""
+"""One torch thread for the tests: arrays are small here, and waiting threads are slow on a busy machine."""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ class Job:
     snapshots: list[dict[str, Any] | None] = field(default_factory=list)  # of the actors, when resumed
     sequence: int = 0  # unrolls every actor has delivered
     _saved_at: int = 0
+    _mirror: Published | None = None
 
     def __post_init__(self) -> None:
         plan = FaultPlan.parse(self.config.fault_plan).only("learner")
@@ -67,16 +68,25 @@ class Job:
         journal.trained(steps, lags, report, self.learner.updates)
         journal.report()
 
-    def refresh(self, nets: nn.ModuleDict) -> None:
-        """Bring separate acting nets up to date (the learner computes elsewhere than the actors)."""
-        if nets is not self.learner.nets:
-            Published(self.algorithm, nets).load(self.learner.published.read())
+    def acting_nets(self) -> nn.ModuleDict:
+        """The nets that act in the learner's own process: its own, unless those live on another device."""
+        if self.learner.device.type == "cpu":
+            return self.learner.nets
+        nets = self.algorithm.nets()
+        self._mirror = Published(self.algorithm, nets)
+        self.refresh()
+        return nets
+
+    def refresh(self) -> None:
+        """Bring acting nets that are not the learner's own up to date."""
+        if self._mirror is not None:
+            self._mirror.load(self.learner.published.read())
 
     def checkpoint_due(self) -> bool:
         return self.journal.env_steps - self._saved_at >= self.config.checkpoint.every
 
-    def save(self, snapshots: Snapshots, in_flight: int) -> None:
-        """Write a checkpoint; a full disk is reported and training goes on."""
+    def save(self, snapshots: Snapshots, in_flight: int, last: bool = False) -> None:
+        """Write a checkpoint; a full disk is reported and training goes on, unless there is no next time."""
         journal = self.journal
         journal.ledger.in_flight = in_flight
         self._saved_at = journal.env_steps
@@ -84,6 +94,8 @@ class Job:
             with journal.split.stage("transfer"):
                 self._write(snapshots())
         except StorageError as error:
+            if last:
+                raise
             journal.say(f"checkpoint failed, training goes on: {error}")
 
     def _write(self, snapshots: list[dict[str, Any] | None]) -> None:
@@ -110,21 +122,12 @@ class Job:
             keep=self.config.checkpoint.keep, best=score,
         )  # fmt: skip
 
-    def close(self, in_flight: int) -> None:
-        """The books, at the end of a run."""
+    def close(self, snapshots: Snapshots, in_flight: int) -> None:
+        """The last checkpoint, and the books."""
+        self.save(snapshots, in_flight, last=True)
         ledger = self.journal.ledger
-        ledger.in_flight = in_flight
         if ledger.imbalance:
             raise LearnerError(f"the ledger does not balance by {ledger.imbalance} steps: {ledger.as_dict()}")
-
-
-def acting_nets(job: Job) -> nn.ModuleDict:
-    """The nets that act in the learner's own process: the learner's own, unless those live on another device."""
-    if job.learner.device.type == "cpu":
-        return job.learner.nets
-    nets = job.algorithm.nets()
-    job.refresh(nets)
-    return nets
 
 
 def restore(job: Job, saved: checkpoint.Checkpoint) -> None:

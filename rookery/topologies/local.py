@@ -52,6 +52,5 @@ def _run(job: Job, crew: Crew) -> Job:
                     told(report)
         else:
             break
-    job.save(crew.snapshots, table.steps)
-    job.close(table.steps)
+    job.close(crew.snapshots, table.steps)
     return job

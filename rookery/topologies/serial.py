@@ -16,7 +16,7 @@ from rookery.envs.make import make
 from rookery.errors import EnvError
 from rookery.replay.table import QueueTable
 from rookery.topologies.faults import FaultPlan, InjectedFault
-from rookery.topologies.job import Job, acting_nets
+from rookery.topologies.job import Job
 from rookery.topologies.signals import Signals
 from rookery.topologies.supervise import Restarts
 from rookery.topologies.threads import available_cores
@@ -37,7 +37,7 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
 
 def _run(job: Job, lanes: list[Lanes]) -> Job:
     config, journal = job.config, job.journal
-    nets = acting_nets(job)
+    nets = job.acting_nets()
     actors = [Actor(job.algorithm, nets, each, config.seed, index) for index, each in enumerate(lanes)]
     state = job.algorithm.initial_state(nets, 1)
     shapes = unroll_shapes(job.spec, job.algorithm.plan(), config.envs_per_actor, state)
@@ -52,7 +52,7 @@ def _run(job: Job, lanes: list[Lanes]) -> Job:
     while True:
         if table.can_sample():
             job.learn(table)
-            job.refresh(nets)
+            job.refresh()
             if job.checkpoint_due():
                 job.save(lambda: [actor.snapshot() for actor in actors], table.steps)
         elif job.goes_on():
@@ -63,8 +63,7 @@ def _run(job: Job, lanes: list[Lanes]) -> Job:
                     table.insert(buffer, actor.index, job.sequence)
         else:
             break
-    job.save(lambda: [actor.snapshot() for actor in actors], table.steps)
-    job.close(table.steps)
+    job.close(lambda: [actor.snapshot() for actor in actors], table.steps)
     return job
 
 
