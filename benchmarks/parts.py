@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from rookery.actor import Actor, empty_unroll, unroll_shapes
-from rookery.cli.train import parse
+from rookery.cli.configure import config_for
 from rookery.envs.make import make
 from rookery.learner import Learner
 from rookery.registry import build_algorithm
 from rookery.replay.table import QueueTable
-from rookery.topologies.threads import available_cores
+from rookery.topologies.threads import Threads, available_cores
 
 
 def seconds_per_call(fn, at_least: float = 2.0) -> float:
@@ -31,7 +31,7 @@ def seconds_per_call(fn, at_least: float = 2.0) -> float:
     return (time.perf_counter() - started) / calls
 
 
-config = parse(["ppo", *sys.argv[1:]])
+config = config_for("ppo", sys.argv[1:], "parts")
 cores = available_cores()
 lanes = make(config, config.envs_per_actor)
 rng = np.random.default_rng(0)
@@ -57,7 +57,9 @@ for index in range(config.actors):
     actor.unroll(unroll, 0)
     table.insert(unroll, index, 0)
 batch = table.sample()
-torch.set_num_threads(cores)
+threads = Threads(config)
+threads.fit(algorithm.work(learner.nets))
+threads.learning()
 prepared = algorithm.prepare(learner.nets, batch, lambda x: x)
 minibatch = next(iter(algorithm.minibatches(prepared, generator)))
 

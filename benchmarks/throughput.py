@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SB3 = HERE.parent / ".venv-sb3"
 COMMON = ["--algo.unroll", "128", "--algo.epochs", "4", "--algo.minibatches", "4", "--algo.clip", "0.1",
-          "--quiet", "--algo.lr", "2.5e-4", "--algo.entropy", "0.01", "--checkpoint.every", "1000000000",
+          "--quiet", "--algo.scale-reward", "False", "--algo.lr", "2.5e-4", "--algo.entropy", "0.01", "--checkpoint.every", "1000000000",
           "--seed", "1"]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from rookery.errors import UsageError
 from rookery.nets import build
 from rookery.nets.adam import FlatAdam
 from rookery.nets.normalize import RewardScaler
+from rookery.nets.quick import QuickPolicy
 from rookery.ops import moments
 from rookery.ops.policy import clip_fraction, clipped_surrogate, kl_estimate
 from rookery.ops.returns import discounts, gae
@@ -83,6 +84,7 @@ class PPO(Algorithm):
         # With shared features actors store values too, so they need that head.
         self.published = ("normalizer", "torso", "core", "policy", *(("value",) if self.shared else ()))
         self.max_grad_norm = config.max_grad_norm
+        self._quick: tuple[nn.ModuleDict, QuickPolicy | None] | None = None  # small policies act through numpy
         self.stop_above = math.inf if config.target_kl is None else config.target_kl
         self.clip, self.entropy = config.clip, config.entropy
         for name in ("unroll", "chunk", "epochs", "minibatches"):
@@ -115,6 +117,11 @@ class PPO(Algorithm):
     # Acting
 
     def act(self, nets: nn.ModuleDict, obs: Tree, state: Tree, explore: torch.Generator | None) -> ActOutput:
+        if self._quick is None or self._quick[0] is not nets or (self._quick[1] and self._quick[1].stale):
+            self._quick = (nets, QuickPolicy(nets) if QuickPolicy.fits(nets) else None)
+        if quick := self._quick[1]:
+            action, logp = quick.act(obs[quick.key].numpy(), explore)
+            return ActOutput(torch.from_numpy(action), torch.from_numpy(logp), state)
         features, state = build.features_step(nets, obs, state)
         head = nets["policy"]
         action, logp = head.mode(head(features)) if explore is None else head.sample(head(features), explore)

@@ -1,0 +1,57 @@
+"""The numpy policy is the torch policy: the same probabilities, the same actions, always the newest weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rookery.config import NetConfig
+from rookery.nets.build import actor_critic, policy_step
+from rookery.nets.flat import FlatParams
+from rookery.nets.quick import QuickPolicy
+from rookery.types import ActionSpec, EnvSpec, Leaf
+
+SPEC = EnvSpec("test", {"obs": Leaf((5,), "float32", "vector")}, ActionSpec("discrete", (3,)))
+
+
+def nets_of(**fields):
+    torch.manual_seed(2)
+    nets = actor_critic(SPEC, NetConfig(**fields))
+    with torch.no_grad():
+        nets["policy"].linear.weight.mul_(100)  # probabilities that differ
+    return nets
+
+
+@pytest.mark.parametrize("fields", [{}, {"activation": "relu"}, {"normalize_obs": True}, {"hidden": (8,)}])
+def test_it_computes_what_the_modules_compute(fields):
+    nets = nets_of(**fields)
+    obs = {"obs": 2 * torch.randn(64, 5)}
+    if fields.get("normalize_obs"):
+        nets["normalizer"].update({"obs": obs["obs"][None]}, torch.ones(1, 64, dtype=torch.bool))
+    quick = QuickPolicy(nets)
+    with torch.inference_mode():
+        params, _ = policy_step(nets, obs, {})
+        greedy, greedy_logp = nets["policy"].mode(params)
+        drawn, drawn_logp = nets["policy"].sample(params, torch.Generator().manual_seed(9))
+        action, logp = quick.act(obs["obs"].numpy(), None)
+        sampled, sampled_logp = quick.act(obs["obs"].numpy(), torch.Generator().manual_seed(9))
+    assert action.tolist() == greedy.tolist() and sampled.tolist() == drawn.tolist()
+    torch.testing.assert_close(torch.from_numpy(logp), greedy_logp, rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.from_numpy(sampled_logp), drawn_logp, rtol=0, atol=1e-6)
+
+
+def test_it_sees_weights_that_change_in_place_and_notices_when_they_move():
+    nets = nets_of()
+    quick, obs = QuickPolicy(nets), torch.randn(4, 5).numpy()
+    _, before = quick.act(obs, None)
+    with torch.no_grad():
+        nets["policy"].linear.weight.mul_(0)
+    _, after = quick.act(obs, None)
+    assert (before != after).all() and not quick.stale
+    FlatParams(nets)
+    assert quick.stale
+
+
+@pytest.mark.parametrize("fields", [{"core": "gru"}, {"shared": True}, {"precision": "bf16"}, {"hidden": ()}])
+def test_what_is_not_covered_acts_through_the_modules(fields):
+    assert QuickPolicy.fits(nets_of()) and not QuickPolicy.fits(nets_of(**fields))
