@@ -86,7 +86,8 @@ class PPO(Algorithm):
         self.max_grad_norm = config.max_grad_norm
         self._quick: tuple[nn.ModuleDict, QuickPolicy | None] | None = None  # small policies act through numpy
         self.stop_above = math.inf if config.target_kl is None else config.target_kl
-        self.clip, self.entropy = config.clip, config.entropy
+        # Tensors, not numbers: schedules change them, and a compiled loss would be compiled anew for each number.
+        self.clip, self.entropy = torch.tensor(config.clip), torch.tensor(config.entropy)
         for name in ("unroll", "chunk", "epochs", "minibatches"):
             if getattr(config, name) < 1:
                 raise UsageError(f"algo.{name} is {getattr(config, name)}; it must be 1 or more")
@@ -192,13 +193,14 @@ class PPO(Algorithm):
         config = self.config
         params, value = build.policy_value_sequence(nets, batch.obs, batch.state, batch.reset)
         new_logp, entropy = nets["policy"].logp_entropy(params, batch.action)
+        clip = self.clip.to(value.device)
 
         weight = (batch.weight / batch.weight.sum().clamp(min=1)).flatten()  # rows that are not live weigh nothing
 
         def mean(x: torch.Tensor) -> torch.Tensor:
             return torch.dot(x.flatten(), weight)
 
-        policy = mean(clipped_surrogate(new_logp, batch.logp, batch.advantage, self.clip))
+        policy = mean(clipped_surrogate(new_logp, batch.logp, batch.advantage, clip))
         if config.value_clip is None:
             error = mean(value_loss(value, batch.target))
         else:
@@ -207,7 +209,7 @@ class PPO(Algorithm):
         loss = policy + config.value_coef * error - self.entropy * bonus
         with torch.no_grad():
             kl = mean(kl_estimate(new_logp, batch.logp))
-            clipped = mean(clip_fraction(new_logp, batch.logp, self.clip))
+            clipped = mean(clip_fraction(new_logp, batch.logp, clip))
         metrics = {"policy_loss": policy, "value_loss": error, "entropy": bonus, "kl": kl, "clip_fraction": clipped,
                    "explained_variance": self._explained}  # fmt: skip
         return LossOutput({"all": loss}, {name: x.detach() for name, x in metrics.items()}, stop=kl)
@@ -227,10 +229,11 @@ class PPO(Algorithm):
 
     def schedule(self, progress: float) -> dict[str, float]:
         config = self.config
-        self.clip = linear(config.clip, config.clip if config.clip_end is None else config.clip_end, progress)
-        self.entropy = linear(
-            config.entropy, config.entropy if config.entropy_end is None else config.entropy_end, progress
-        )
+        for value, start, end in (
+            (self.clip, config.clip, config.clip_end),
+            (self.entropy, config.entropy, config.entropy_end),
+        ):
+            value.fill_(linear(start, start if end is None else end, progress))
         return {"all": linear(config.lr, config.lr_end, progress)}
 
 

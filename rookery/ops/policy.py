@@ -31,7 +31,7 @@ def masked_mean(x: Tensor, weight: Tensor) -> Tensor:
     return (kept * weight).sum() / torch.where(total > 0, total, 1.0)
 
 
-def clipped_surrogate(new_logp: Tensor, logp: Tensor, advantage: Tensor, clip: float) -> Tensor:
+def clipped_surrogate(new_logp: Tensor, logp: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
     """PPO's loss per element: no gradient once the ratio has moved beyond the clip in the advantage's direction."""
     assert new_logp.shape == logp.shape == advantage.shape, (new_logp.shape, logp.shape, advantage.shape)
     return _ClippedSurrogate.apply(new_logp, logp, advantage, clip)
@@ -41,7 +41,7 @@ class _ClippedSurrogate(torch.autograd.Function):
     """In closed form: small networks spend more time in autograd's bookkeeping than in arithmetic."""
 
     @staticmethod
-    def forward(ctx: Any, new_logp: Tensor, logp: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    def forward(ctx: Any, new_logp: Tensor, logp: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
         ratio = (new_logp - logp).exp_()
         gain = ratio * advantage
         clipped = ratio.clamp_(1 - clip, 1 + clip).mul_(advantage)
@@ -63,7 +63,7 @@ def kl_estimate(new_logp: Tensor, logp: Tensor) -> Tensor:
     return log_ratio.expm1() - log_ratio
 
 
-def clip_fraction(new_logp: Tensor, logp: Tensor, clip: float) -> Tensor:
+def clip_fraction(new_logp: Tensor, logp: Tensor, clip: float | Tensor) -> Tensor:
     """1 where the ratio is outside the clip, else 0; the mean of it is the fraction."""
     assert new_logp.shape == logp.shape, (new_logp.shape, logp.shape)
     return ((new_logp - logp).expm1().abs() > clip).to(new_logp.dtype)
