@@ -83,7 +83,7 @@ class RunConfig(Generic[AlgoConfig]):
     actors: int = 1  # actors, each with envs_per_actor environments
     envs_per_actor: int = 8  # environments stepped together by one actor
     device: Literal["cpu", "cuda"] = "cpu"  # where the learner computes
-    threads: int = 0  # cores for the learner; 0: all
+    threads: int = 0  # threads the learner computes with; 0: every core, or one if the work is small
     compile: bool = False  # torch.compile the loss
     target_return: float | None = None  # stop when the mean of the last 100 episodes reaches it
     quiet: bool = False  # no panel

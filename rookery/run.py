@@ -116,7 +116,8 @@ def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | Non
         def open_job(spec: EnvSpec) -> Job:
             algorithm = build_algorithm(config, spec)
             learner = Learner(algorithm, config.seed, config.device, config.compile)
-            threads.fit(algorithm.work(learner.nets))
+            if not config.threads:
+                threads.fit(algorithm.work(learner.nets))
             _write(folder / "spec.json", msgspec.json.encode(spec))
             job = Job(config, algorithm, learner, journal, folder, signals, threads, spec)
             for note in (*notes, *_warnings(config)):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from rookery.ops.moments import Moments, from_sums, merge, moments, to_sums, variance
+from rookery.ops.returns import backward_scan
 from rookery.types import EnvSpec
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]  # sum over ranks
@@ -129,15 +130,12 @@ class RewardScaler(nn.Module):
         """Update, then scale. reward, ends (terminated or truncated), live [T, B]; lane [B], each lane once."""
         if not self.enabled:
             return reward
-        total = self.returns[lane]
-        totals = torch.empty(reward.shape, dtype=torch.float64, device=reward.device)
         gain = torch.where(live, reward, 0.0).double()
-        discount = torch.where(live, self.gamma, 1.0).double()
-        keep = (~ends).double()
-        for t in range(len(reward)):
-            torch.addcmul(gain[t], total, discount[t], out=totals[t])
-            total = totals[t] * keep[t]
-        self.returns[lane] = total
+        decay = torch.where(live, self.gamma, 1.0).double()
+        gain[0] += decay[0] * self.returns[lane]
+        decay[1:] *= ~ends[:-1]
+        totals = backward_scan(gain.flip(0), decay.flip(0)).flip(0)  # the scan of values, run from past to future
+        self.returns[lane] = totals[-1] * ~ends[-1]
         self.running.merge(reduce(self.running.sums(totals, live)))
         deviation = (variance(self.running.moments()) + EPSILON).sqrt()
         return (reward / deviation).to(reward.dtype).clamp_(-CLIP, CLIP)
