@@ -82,7 +82,7 @@ class Actor:
                         tree.map(lambda to, now: np.copyto(to[row // plan.chunk], now.numpy()), out.state0, state)  # noqa: B023
                     t0 = perf_counter()
                     output = act(nets, obs_in[row], state, rng)
-                    action = output.action.numpy()
+                    action = np.asarray(output.action)
                     t1 = perf_counter()
                     obs, reward, terminated, truncated = step(action)
                     t2 = perf_counter()
@@ -174,7 +174,7 @@ def _write(
     out: Unroll, row: int, action: np.ndarray, output: Any, obs: Any, reward: Any, terminated: Any, truncated: Any
 ):
     out.action[row] = action
-    out.logp[row] = output.logp.numpy()
+    out.logp[row] = output.logp
     out.reward[row] = reward
     out.terminated[row] = terminated
     out.truncated[row] = truncated

@@ -50,6 +50,7 @@ class Learner:
         self.updates = 0  # optimiser steps
         self.skipped = 0  # updates refused because they were not finite
         self._skips_in_a_row = 0
+        self._one = torch.ones((), device=self.device)
         self._due = tuple(self.flat)  # groups whose gradient was filled last
         self.spoil: Callable[[int], bool] = lambda updates: False  # faults on purpose: spoil this update's gradient?
 
@@ -84,7 +85,7 @@ class Learner:
         for group, loss in output.losses.items():
             self.flat[group].zero_grad()
             if len(self.flat) == 1:
-                loss.backward()
+                loss.backward(self._one)
             else:
                 loss.backward(inputs=self.flat[group].parameters, retain_graph=group != self._due[-1])
         return output

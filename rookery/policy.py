@@ -45,7 +45,7 @@ class Policy:
         output = self.algorithm.act(
             self.nets, tree.map(lambda x: torch.from_numpy(np.ascontiguousarray(x)), obs), state, explore
         )
-        return output.action.numpy(), output.state
+        return np.asarray(output.action), output.state
 
     def act(self, obs: Any, state: Tree | None = None, explore: torch.Generator | None = None) -> tuple[Any, Tree]:
         """The action for one observation, both as the Gymnasium environment has them; greedy unless `explore`."""

@@ -94,8 +94,10 @@ class Unroll:
 
 @dataclass(frozen=True)
 class ActOutput:
-    action: torch.Tensor  # [B, ...]
-    logp: torch.Tensor  # [B]
+    """Tensors on the CPU, or numpy arrays where an algorithm acts without torch."""
+
+    action: torch.Tensor | np.ndarray  # [B, ...]
+    logp: torch.Tensor | np.ndarray  # [B]
     state: Tree  # recurrent state after this step
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
 

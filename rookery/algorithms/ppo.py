@@ -122,7 +122,7 @@ class PPO(Algorithm):
             self._quick = (nets, QuickPolicy(nets) if QuickPolicy.fits(nets) else None)
         if quick := self._quick[1]:
             action, logp = quick.act(obs[quick.key].numpy(), explore)
-            return ActOutput(torch.from_numpy(action), torch.from_numpy(logp), state)
+            return ActOutput(action, logp, state)
         features, state = build.features_step(nets, obs, state)
         head = nets["policy"]
         action, logp = head.mode(head(features)) if explore is None else head.sample(head(features), explore)

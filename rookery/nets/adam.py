@@ -28,3 +28,5 @@ class FlatAdam(torch.optim.Adam):
             [parameter], [parameter.grad], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]],
             lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"], amsgrad=False, maximize=False,
         )  # fmt: skip
+
+    step.hooked = True  # or torch would wrap it in profiling hooks, which cost more than the step itself

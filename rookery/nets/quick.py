@@ -29,6 +29,7 @@ class QuickPolicy:
             (weight.detach().numpy().T, bias.detach().numpy())
             for weight, bias in (*torso.vector.pairs, (head.weight, head.bias))
         ]
+        self._prepare(1, head.out_features)
         self._scale = [buffer.numpy() for buffer in normalizer.published()]
 
     @staticmethod
@@ -72,6 +73,14 @@ class QuickPolicy:
         if generator is None:
             action = odds.argmax(1)
         else:  # a race of exponential clocks, as in ops.policy.categorical_draw
-            clocks = torch.empty(odds.shape).exponential_(generator=generator).numpy()
-            action = (odds / np.maximum(clocks, TINY)).argmax(1)
-        return action, logits[np.arange(len(action)), action] - np.log(odds.sum(1))
+            if len(odds) != len(self._rows):
+                self._prepare(*odds.shape)
+            self._noise.exponential_(generator=generator)
+            action = (odds / np.maximum(self._clocks, TINY, out=self._clocks)).argmax(1)
+        rows = self._rows if len(self._rows) == len(action) else np.arange(len(action))
+        return action, logits[rows, action] - np.log(odds.sum(1))
+
+    def _prepare(self, lanes: int, choices: int) -> None:
+        """Memory for the noise, which costs more to get than to fill."""
+        self._noise = torch.empty(lanes, choices)
+        self._clocks, self._rows = self._noise.numpy(), np.arange(lanes)
