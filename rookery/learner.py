@@ -72,7 +72,7 @@ class Learner:
             norms = self.apply()
             if norms:  # what was skipped is counted, and not told: it is not finite
                 metrics.append(output.metrics | norms)
-        if not all(math.isfinite(float(flat.data.sum())) for flat in self.flat.values()):
+        if not self.finite():
             raise NumericError("the weights are no longer finite; they were not published, the last checkpoint is good")
         algorithm.after_update(self.nets, batch, self.reduce)
         self.version += 1
@@ -129,6 +129,11 @@ class Learner:
         means = torch.stack(rows).mean(0).tolist() if rows else []
         lr = next(iter(self.optimizers.values())).param_groups[0]["lr"]
         return dict(zip(names, means)) | {"lr": float(lr), "minibatches": len(rows)}
+
+    def finite(self) -> bool:
+        """Whether weights and optimiser state are. (The normaliser's bounds are not, before its first update.)"""
+        states = [t for optimizer in self.optimizers.values() for s in optimizer.state.values() for t in s.values()]
+        return all(math.isfinite(float(t.sum())) for t in (*(flat.data for flat in self.flat.values()), *states))
 
     # State, as flat names → tensors and numbers
 

@@ -352,3 +352,11 @@ def test_the_count_of_skips_survives():
     other = build()
     other.learner.load(*rig.learner.state())
     assert (other.learner.skipped, other.learner.updates, other.learner.version) == (1, 0, 0)
+
+
+def test_a_learner_is_finite_before_its_first_update_and_not_with_a_bad_weight():
+    """The bounds of a normaliser that has seen nothing are infinite; a checkpoint of it is a good one."""
+    learner = build(net=NetConfig(hidden=(8,), normalize_obs=True)).learner
+    assert any(not torch.isfinite(t).all() for t in learner.state()[0].values()) and learner.finite()
+    next(iter(learner.flat.values())).data[0] = math.nan
+    assert not learner.finite()

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from rookery import checkpoint
@@ -101,7 +100,7 @@ class Job:
     def _write(self, snapshots: list[dict[str, Any] | None]) -> None:
         journal = self.journal
         tensors, numbers = self.learner.state()
-        if not all(bool(torch.isfinite(t).all()) for t in tensors.values() if t.is_floating_point()):
+        if not self.learner.finite():
             raise NumericError("weights or optimiser state are not finite; the last good checkpoint was kept")
         exact = all(s is not None for s in snapshots)
         actors, actor_tensors = checkpoint.encode_tree(
