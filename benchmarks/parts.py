@@ -1,4 +1,6 @@
-"""The parts of a PPO run measured alone: environment, forward pass, training. Prints one JSON line (seconds per step).
+"""The parts of a run measured alone: environment, forward pass, training. Prints one JSON line (seconds per step).
+
+    parts.py RECIPE FLAGS…
 
 The bound assumes that environments and forward passes use every core perfectly, and that training runs as it does
 alone, with all threads.
@@ -13,13 +15,16 @@ import time
 import numpy as np
 import torch
 
-from rookery.actor import Actor, empty_unroll, unroll_shapes
+from rookery.actor import as_unroll
 from rookery.cli.configure import config_for
 from rookery.envs.make import make
 from rookery.learner import Learner
+from rookery.producer import Producer, empty_arrays, handover_shapes
 from rookery.registry import build_algorithm
+from rookery.replay.memory import ReplayTable
 from rookery.replay.table import QueueTable
 from rookery.topologies.threads import Threads, available_cores
+from rookery.types import Explore, Queue
 
 
 def seconds_per_call(fn, at_least: float = 3.0) -> float:
@@ -33,7 +38,7 @@ def seconds_per_call(fn, at_least: float = 3.0) -> float:
     return sorted(times)[len(times) // 4]
 
 
-config = config_for("ppo", sys.argv[1:], "parts")
+config = config_for(sys.argv[1], sys.argv[2:], "parts")
 cores = available_cores()
 lanes = make(config, config.envs_per_actor)
 rng = np.random.default_rng(0)
@@ -46,32 +51,51 @@ algorithm = build_algorithm(config, lanes.spec)
 learner = Learner(algorithm, 1)
 torch.set_num_threads(1)
 obs = {name: torch.from_numpy(value.copy()) for name, value in lanes.reset(list(range(lanes.count))).items()}
-generator = torch.Generator().manual_seed(0)
+explore = Explore(torch.Generator().manual_seed(0), np.arange(lanes.count))
 with torch.inference_mode():
-    forward = seconds_per_call(lambda: algorithm.act(learner.nets, obs, {}, generator)) / lanes.count
+    forward = seconds_per_call(lambda: algorithm.act(learner.nets, obs, {}, explore)) / lanes.count
 
-shapes = unroll_shapes(lanes.spec, algorithm.plan(), lanes.count, {})
-table = QueueTable(config.actors)
-for index in range(config.actors):
-    actor = Actor(algorithm, learner.nets, lanes, 1, index)
-    actor.reset()
-    unroll = empty_unroll(shapes)
-    actor.unroll(unroll, 0)
-    table.insert(unroll, index, 0)
-batch = table.sample()
 threads = Threads(config)
 threads.fit(algorithm.work(learner.nets))
-threads.learning()
-prepared = algorithm.prepare(learner.nets, batch, lambda x: x)
-minibatch = next(iter(algorithm.minibatches(prepared, generator)))
+producers = [Producer(algorithm, learner.nets, lanes, 1, index) for index in range(config.actors)]
+shapes = handover_shapes(lanes.spec, algorithm.plan(), lanes.count, {})
 
 
-def train() -> None:
-    learner.gradients(minibatch)
-    learner.apply()
+def ppo_update() -> float:
+    """Seconds of training per environment step: every step is trained on once an epoch."""
+    table = QueueTable(config.actors)
+    for producer in producers:
+        producer.begin(0, "0")
+        arrays = empty_arrays(shapes)
+        producer.fill(arrays, 0)
+        table.insert(as_unroll(arrays), producer.index, 0)
+    prepared = algorithm.prepare(learner.nets, table.sample(), lambda x: x)
+    minibatch = next(iter(algorithm.minibatches(prepared, explore.rng)))
+    threads.learning()
+
+    def train() -> None:
+        learner.gradients(minibatch)
+        learner.apply()
+
+    return seconds_per_call(train) / minibatch.logp.shape[0] * config.algo.epochs
 
 
-learn = seconds_per_call(train) / minibatch.logp.shape[0] * config.algo.epochs
+def replay_update() -> float:
+    """Seconds of training per environment step: an update on a batch follows every batch / samples_per_insert steps."""
+    plan = algorithm.plan().table
+    table = ReplayTable(plan, shapes, lanes.spec, config.actors, 1)
+    arrays = empty_arrays(shapes)
+    producers[0].begin(0, "0")
+    while not table.can_sample():
+        producers[0].fill(arrays, 0)
+        table.insert(arrays, 0)
+    batch = table.sample().batch
+    threads.learning()
+    updates = plan.memory.samples_per_insert / plan.memory.batch  # per step
+    return seconds_per_call(lambda: learner.step(batch, 0.0, tell=False)) * updates
+
+
+learn = ppo_update() if isinstance(algorithm.plan().table, Queue) else replay_update()
 parallel = 1 if config.topology == "serial" else min(cores, config.actors)
 print(
     json.dumps({"env": env, "forward": forward, "training": learn, "bound": 1 / ((env + forward) / parallel + learn)})

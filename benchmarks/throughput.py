@@ -1,9 +1,11 @@
-"""Rookery against Stable-Baselines3: PPO, the same settings, in one run, alternating, on a quiet machine.
+"""Rookery against Stable-Baselines3: PPO and DQN, the same settings, in one run, alternating, on a quiet machine.
 
-    .venv/bin/python benchmarks/throughput.py [cartpole pong pong-bf16] [--rounds 3]
+    .venv/bin/python benchmarks/throughput.py [cartpole pong pong-bf16 dqn-pong dqn-pong-bf16] [--rounds 3]
 
-Both do 8 environments × 128 steps, 4 epochs × 4 minibatches of 256; CartPole with two 64×64 tanh MLPs, Pong with the
-Nature CNN on 84×84×4. The ratio is that of the medians. The bound is what the machine could do if environment,
+PPO: both do 8 environments × 128 steps, 4 epochs × 4 minibatches of 256; CartPole with two 64×64 tanh MLPs, Pong with
+the Nature CNN on 84×84×4. DQN: an update on a batch of 32 every 4 steps, Adam, the same CNN; Rookery takes the 4 steps
+in 4 environments, Stable-Baselines3 in one. `apex` has no rival: it says what two actors put into the memory and what
+the learner takes out of it. The ratio is that of the medians. The bound is what the machine could do if environment,
 forward pass and training, each measured alone here, were all there is. Both are measured after a warm-up (the first
 update or two), in which --compile compiles.
 """
@@ -22,17 +24,31 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SB3 = HERE.parent / ".venv-sb3"
-COMMON = ["--algo.unroll", "128", "--algo.epochs", "4", "--algo.minibatches", "4", "--algo.clip", "0.1",
+PPO = ["--algo.unroll", "128", "--algo.epochs", "4", "--algo.minibatches", "4", "--algo.clip", "0.1",
           "--quiet", "--algo.lr", "2.5e-4", "--algo.entropy", "0.01", "--checkpoint.every", "1000000000",
           "--seed", "1", "--algo.scale-reward", "False"]  # fmt: skip
 
 
+DQN = ["--env", "ALE/Pong-v5", "--topology", "serial", "--envs-per-actor", "4", "--algo.unroll", "1",
+       "--algo.replay.capacity", "20000", "--algo.replay.min-size", "1000", "--algo.replay.batch", "32",
+       "--algo.replay.samples-per-insert", "8", "--algo.replay.save", "False", "--algo.optimizer", "adam",
+       "--algo.lr", "1e-4", "--atari.episodic-life", "True", "--quiet", "--checkpoint.every", "1000000000",
+       "--seed", "1"]  # fmt: skip
+APEX = ["--env", "ALE/Pong-v5", "--algo.replay.capacity", "100000", "--algo.replay.min-size", "2000",
+        "--algo.replay.save", "False", "--quiet", "--checkpoint.every", "1000000000", "--seed", "1"]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Task:
-    rival: str  # its task there
+    rival: str  # its task there; none: only ours is measured
     env_steps: int
     flags: list[str]
     bar: float  # the ratio to reach
+    recipe: str = "ppo"
+
+    @property
+    def words(self) -> list[str]:
+        return [*self.flags, *(PPO if self.recipe == "ppo" else ())]
 
 
 TASKS = {
@@ -49,24 +65,28 @@ TASKS = {
     "pong-bf16": Task(
         "pong", 10_240, ["--env", "ALE/Pong-v5", "--topology", "local", "--actors", "2", "--precision", "bf16"], 2.5
     ),
+    "dqn-pong": Task("pong", 6_000, DQN, 1.5, "dqn"),
+    "dqn-pong-bf16": Task("pong", 6_000, [*DQN, "--precision", "bf16"], 2.2, "dqn"),
+    "apex": Task("", 20_000, APEX, 0.0, "apex_dqn"),
 }
 
 
 def ours(task: Task) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        command = [sys.executable, "-m", "rookery", "train", "ppo", *task.flags, *COMMON]
+        command = [sys.executable, "-m", "rookery", "train", task.recipe, *task.words]
         command += ["--out", str(out), "--env-steps", str(task.env_steps)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=3600)
         summary = json.loads((out / "summary.json").read_text())
         records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        first, *_, last = [record for record in records if record["kind"] == "train"]  # the first ends the warm-up
+        trained = [record for record in records if record["kind"] == "train" and record["updates"] > 0]
+        first, *_, last = trained  # the first ends the warm-up
         speed = (last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"])
         return summary | {"steps_per_s": speed}
 
 
 def theirs(task: Task) -> float:
-    command = [SB3 / "bin/python", HERE / "sb3_ppo.py", task.rival, "--env-steps", str(task.env_steps)]
+    command = [SB3 / "bin/python", HERE / f"sb3_{task.recipe}.py", task.rival, "--env-steps", str(task.env_steps)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=3600)
     return json.loads(done.stdout.splitlines()[-1])["steps_per_s"]
 
@@ -74,7 +94,7 @@ def theirs(task: Task) -> float:
 def bound(task: Task) -> dict[str, float]:
     """Seconds per environment step of each part measured alone, and the steps/s they would allow."""
     done = subprocess.run(
-        [sys.executable, HERE / "parts.py", *task.flags, *COMMON],
+        [sys.executable, HERE / "parts.py", task.recipe, *task.words],
         check=True,
         capture_output=True,
         text=True,
@@ -104,12 +124,27 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for name in args.tasks:
         task = TASKS[name]
+        if not task.rival:
+            print(alone(name, [ours(task) for _ in range(args.rounds)]), flush=True)
+            continue
         parts = bound(task)
         summaries, rivals = [], []
         for _ in range(args.rounds):
             summaries.append(ours(task))
             rivals.append(theirs(task))
         print(row(name, task, summaries, rivals, parts), flush=True)
+
+
+def alone(name: str, summaries: list[dict]) -> str:
+    """What goes into the memory and what comes out, of the median run."""
+    run = sorted(summaries, key=lambda s: s["steps_per_s"])[len(summaries) // 2]
+    drawn, batch = run["replay"]["sampled"] / run["wall_s"], run["replay"]["sampled"] / run["updates"]
+    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in run["time_split"].items())
+    rate = run["updates"] / run["wall_s"]
+    return (
+        f"| {name} | {run['steps_per_s']:,.0f} in/s; {drawn:,.0f} samples/s ({rate:.2f} updates/s of {batch:.0f}); "
+        f"learner idle {run['replay']['learner_idle']:.0%} | | | | | | {shares} |"
+    )
 
 
 def row(name: str, task: Task, summaries: list[dict], rivals: list[float], parts: dict[str, float]) -> str:

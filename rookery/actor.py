@@ -22,7 +22,7 @@ from rookery.envs.gate import find_nonfinite
 from rookery.envs.lanes import LaneFault, Lanes
 from rookery.errors import EnvError
 from rookery.seeding import seed_of
-from rookery.types import DataPlan, EnvSpec, Episode, Unroll
+from rookery.types import DataPlan, EnvSpec, Episode, Explore, Unroll
 
 
 @dataclass
@@ -34,6 +34,7 @@ class ActorReport:
     env_s: float = 0.0
     inference_s: float = 0.0
     total_s: float = 0.0
+    pending: int = 0  # of all steps so far, those still held back: an item of a replay memory needs what comes next
 
 
 class Actor:
@@ -43,7 +44,7 @@ class Actor:
         self.seed, self.index = seed, index
         self.first_lane = index * lanes.count
         self.sequence = 0  # number of the next unroll
-        self._rng = torch.Generator()
+        self._explore = Explore(torch.Generator(), self.first_lane + np.arange(lanes.count))
 
     def reset(self, life: str = "0") -> None:
         """Begin new episodes in every lane; `life` names this start, so that a restart does not repeat episodes."""
@@ -63,14 +64,15 @@ class Actor:
         """Fill `out` (numpy arrays) with the next T steps. `tick(row)` is called before each vector step."""
         started = perf_counter()
         plan, act, step, nets = self.plan, self.algorithm.act, self.lanes.step, self.nets
-        rng = self._rng.manual_seed(seed_of(self.seed, "act", self.index, self.sequence))
+        explore = self._explore
+        explore.rng.manual_seed(seed_of(self.seed, "act", self.index, self.sequence))
         state, live, obs_in = self._state, self._live, _rows(out.obs)
         recurrent = bool(state)
         # Episodes are told in the game's own points where the reward that trains is clipped.
         score = np.empty(out.reward.shape, np.float64) if self.lanes.score is not None else None
         env_s = inference_s = 0.0
         out.live[0] = live
-        out.version[:], out.lane[:] = version, self.first_lane + np.arange(self.lanes.count)
+        out.version[:], out.lane[:] = version, explore.lane
         tree.map(lambda row, now: np.copyto(row[0], now), out.obs, self._obs)
         row = 0
         try:
@@ -81,7 +83,7 @@ class Actor:
                     if recurrent and row % plan.chunk == 0:
                         tree.map(lambda to, now: np.copyto(to[row // plan.chunk], now.numpy()), out.state0, state)  # noqa: B023
                     t0 = perf_counter()
-                    output = act(nets, obs_in[row], state, rng)
+                    output = act(nets, obs_in[row], state, explore)
                     action = np.asarray(output.action)
                     t1 = perf_counter()
                     obs, reward, terminated, truncated = step(action)

@@ -39,12 +39,37 @@ class NetConfig:
     core: Literal["none", "gru", "lstm"] = "none"  # recurrent core
     core_size: int = 128  # units of the core
     core_layers: int = 1  # layers of the core
+    feed_last: bool = False  # the last action (one-hot or box) and last reward are observations too
     normalize_obs: bool = False  # running mean and deviation of vector observations, part of the weights
     log_std: float = 0.0  # start of the Gaussian's log deviation (box actions)
     state_std: bool = False  # deviation depends on the observation
     squash: bool = False  # tanh-squashed Gaussian
     precision: Literal["fp32", "bf16"] = "fp32"  # arithmetic of the torso; heads and cores stay fp32
     module: str = ""  # "package.module:Class" of a torso of your own
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """A replay memory: what is kept, what is drawn, and how often. An item is a transition, or a sequence."""
+
+    capacity: int = 1_000_000  # items
+    min_size: int = 50_000  # items before the first update
+    batch: int = 32  # items per update
+    samples_per_insert: float = 8.0  # how often an item is drawn on average; 0: actors and learner run free (Ape-X)
+    slack: float = 0.0  # items by which draws may differ from that ratio before actors or learner wait
+    sampler: Literal["uniform", "proportional", "rank"] = "uniform"  # how items are drawn
+    alpha: float = 0.6  # exponent of the priorities
+    beta: float = 0.4  # exponent of the importance weights
+    beta_end: float | None = 1.0  # exponent at the end of the run, reached linearly; none: constant
+    weights: Literal["batch", "memory", "raw"] = "batch"  # largest weight is 1 in the batch, in the memory, or as it is
+    start: Literal["max", "actor"] = "max"  # priority of a new item: the largest so far, or the actor's own estimate
+    remover: Literal["fifo", "soft", "inverse"] = "fifo"  # oldest first; oldest first and late; low priorities first
+    remove_alpha: float = -0.4  # exponent of the priorities for remover "inverse"
+    remove_every: int = 100  # updates between two removals of what exceeds a soft capacity
+    prefetch: int = 4  # batches drawn ahead of the learner, where actors and learner run at once
+    loaders: int = 1  # threads that draw them
+    compress: bool = False  # keep frames compressed: less memory, slower draws
+    save: bool = True  # the memory is part of checkpoints
 
 
 @dataclass(frozen=True)
@@ -59,6 +84,14 @@ class SupervisorConfig:
 
 
 @dataclass(frozen=True)
+class GradientConfig:
+    """Gradients that workers send (topology async_grads)."""
+
+    max_age: int = 50  # updates since the weights that a gradient was computed on; an older one is dropped
+    outlier: float = 0.0  # mean deviations above the usual loss beyond which a gradient is dropped; 0: never
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     every: int = 100_000  # environment steps between two checkpoints
     keep: int = 3  # newest ones kept, besides the best
@@ -70,7 +103,7 @@ class RunConfig(Generic[AlgoConfig]):
 
     recipe: str  # name of the recipe
     algorithm: str  # import path of the algorithm, "package.module:Class"
-    env: str  # Gymnasium id, ALE/... id, or "package.module:factory"
+    env: str  # Gymnasium id, ALE/... id, dmc/... task, or "package.module:factory"
     algo: AlgoConfig  # the algorithm's own numbers
     net: NetConfig = field(default_factory=NetConfig)
     atari: AtariConfig = field(default_factory=AtariConfig)
@@ -79,7 +112,7 @@ class RunConfig(Generic[AlgoConfig]):
     env_steps: int = 100_000  # length of the run, in environment steps
     seed: int = 1  # root of every random stream
     out: str = ""  # run folder; empty: runs/<recipe>-<env>-<seed>-<time>
-    topology: Literal["serial", "local"] = "serial"  # one process, or actor processes with shared memory
+    topology: Literal["serial", "local", "async_grads"] = "serial"  # one process; with actors; with workers
     actors: int = 1  # actors, each with envs_per_actor environments
     envs_per_actor: int = 8  # environments stepped together by one actor
     device: Literal["cpu", "cuda"] = "cpu"  # where the learner computes
@@ -91,6 +124,7 @@ class RunConfig(Generic[AlgoConfig]):
     fault_plan: str = ""  # e.g. "actor[1]@env_step=137:sigkill"; for tests of your own reliability
     debug: bool = False  # poison freed slots, check more
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    gradients: GradientConfig = field(default_factory=GradientConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
 
     @property

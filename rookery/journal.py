@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from rookery.actor import ActorReport
 from rookery.config import RunConfig
@@ -60,6 +62,8 @@ class Journal:
         self.history: list[tuple[int, float]] = []
         self.losses: dict[str, float] = {}
         self.queue_depth = 0
+        self.replay: dict[str, float] = {}  # statistics of the replay memory, if there is one
+        self.paced_by_env = False  # progress counts steps taken, not steps trained on
         self.collect_s = 0.0  # wall time of collecting
         self._updates = 0
         self._started = self._logged_at = clock()
@@ -70,6 +74,11 @@ class Journal:
     @property
     def wall_s(self) -> float:
         return self._wall_before + self._clock() - self._started
+
+    @property
+    def life_s(self) -> float:
+        """Wall time of this life of the run."""
+        return self._clock() - self._started
 
     def begin(self) -> None:
         """Start the clock: everything is set up, the first step is about to be taken."""
@@ -114,6 +123,13 @@ class Journal:
             self.split.add(stage, seconds)
         self.split.add("wait", max(0.0, wall - sum(parts.values())))
 
+    def told(self, report: ActorReport, at_once: int) -> None:
+        """An unroll of an actor that nobody waited for: its time passed beside the learner's."""
+        self.collected(report)
+        self.collect_s = self.life_s
+        self.split.add("env", report.env_s / at_once)
+        self.split.add("inference", report.inference_s / at_once)
+
     def lost(self, steps: int, reason: str, message: str) -> None:
         """Steps that were taken and cannot be used, and the worker that was replaced for it."""
         self.env_steps += steps
@@ -122,11 +138,12 @@ class Journal:
         self.restarts += 1
         self.say(message)
 
-    def trained(self, steps: int, lags: list[int], report: StepReport, updates: int) -> None:
+    def trained(self, steps: int, lags: Sequence[int] | np.ndarray, report: StepReport, updates: int) -> None:
+        lags = np.asarray(lags)
         self.ledger.trained += steps
-        self.lag_sum, self.lag_count = self.lag_sum + sum(lags), self.lag_count + len(lags)
-        self.lag_max = max(self.lag_max, *lags)
-        self.losses, self._updates = report.metrics, updates
+        self.lag_sum, self.lag_count = self.lag_sum + int(lags.sum()), self.lag_count + len(lags)
+        self.lag_max = max(self.lag_max, int(lags.max()))
+        self.losses, self._updates = report.metrics or self.losses, updates
 
     def say(self, message: str) -> None:
         self.messages.append(message)
@@ -136,8 +153,9 @@ class Journal:
 
     @property
     def progress(self) -> float:
-        """Share of the run that has been trained on."""
-        return min(1.0, self.ledger.trained / self.config.env_steps)
+        """Share of the run that lies behind: trained on, or with a replay memory, taken."""
+        done = self.env_steps if self.paced_by_env else self.ledger.trained
+        return min(1.0, done / self.config.env_steps)
 
     def finished(self) -> str | None:
         """The reason to stop, if there is one."""
@@ -147,11 +165,16 @@ class Journal:
 
     # Telling
 
+    @property
+    def due(self) -> bool:
+        """Whether the next report will be told: what only it needs need not be computed before."""
+        return self._clock() - self._logged_at >= self.config.log_every
+
     def report(self, force: bool = False) -> None:
         """Feed panel and metrics.jsonl if the last time is long enough ago."""
-        now = self._clock()
-        if not force and now - self._logged_at < self.config.log_every:
+        if not force and not self.due:
             return
+        now = self._clock()
         self._logged_at = now
         self._rate_marks.append((now, self.env_steps))
         if len(self.window):
@@ -182,7 +205,7 @@ class Journal:
             "return_mean": self.window.return_mean, "return_std": self.window.return_std,
             "episodes": self.episodes, "length_mean": self.window.length_mean,
             "target_return": config.target_return, "losses": self.losses, "lag_mean": self.lag_mean,
-            "lag_max": self.lag_max, "queue_depth": self.queue_depth, "shares": shares,
+            "lag_max": self.lag_max, "queue_depth": self.queue_depth, "replay": self.replay, "shares": shares,
             "ledger": self.ledger.as_dict(), "restarts": self.restarts, "advice": advice(shares, config),
             "messages": list(self.messages), "history": self.history,
         }  # fmt: skip
@@ -204,7 +227,7 @@ class Journal:
             "env_steps_to_target": self.env_steps_to_target, "wall_s_to_target": self.wall_s_to_target,
             "policy_lag": {"mean": self.lag_mean, "max": self.lag_max},
             "time_split": self.split.shares(self._clock() - self._started), "ledger": self.ledger.as_dict(),
-            "restarts": self.restarts, "exit_reason": exit_reason,
+            "replay": self.replay, "restarts": self.restarts, "exit_reason": exit_reason,
         }  # fmt: skip
 
     # State, for resuming
@@ -218,13 +241,15 @@ class Journal:
             "restarts": self.restarts, "history": [list(point) for point in self.history],
         }  # fmt: skip
 
+    def settle(self, kept: int) -> None:
+        """After resuming: of what was in flight in the checkpoint, `kept` steps came along and the rest did not."""
+        self.ledger.drop(self.ledger.in_flight - kept, "resumed")
+        self.ledger.in_flight = 0
+
     def load(self, state: dict[str, Any]) -> None:
         self.env_steps, self.episodes = state["env_steps"], state["episodes"]
         self.window = ReturnWindow.from_dict(state["window"])
         self.ledger = Ledger(**state["ledger"])
-        # What was in flight when the checkpoint was written did not come along.
-        self.ledger.drop(self.ledger.in_flight, "resumed")
-        self.ledger.in_flight = 0
         self.lag_sum, self.lag_count, self.lag_max = state["lag"]
         target, *reached = state["target"]
         if target == self.config.target_return:  # a new target has not been reached yet

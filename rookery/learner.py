@@ -19,7 +19,7 @@ from rookery.algorithms.base import Algorithm, Reduce
 from rookery.errors import NumericError
 from rookery.nets.flat import FlatParams
 from rookery.seeding import seed_of
-from rookery.types import LossOutput, Unroll
+from rookery.types import LossOutput, Queue
 from rookery.weights import Published
 
 SKIPS_IN_A_ROW = 3
@@ -43,23 +43,26 @@ class Learner:
             for group, names in algorithm.groups.items()
         }
         self.optimizers = algorithm.optimizers({group: flat.parameter for group, flat in self.flat.items()})
-        self.published = Published(algorithm, self.nets, self.flat[next(iter(self.flat))])
+        self.published = Published(algorithm, self.nets, list(self.flat.values()))
         self._losses = torch.compile(algorithm.losses) if compile else algorithm.losses
         self._rng, self._seed = torch.Generator(), seed
         self.version = 0  # updates on whole batches; the version of the weights
         self.updates = 0  # optimiser steps
         self.skipped = 0  # updates refused because they were not finite
         self._skips_in_a_row = 0
+        # Gradients are checked every time. Small updates on replayed batches would spend a tenth of their time on this.
+        self.check_every = 1 if isinstance(algorithm.plan().table, Queue) else 50  # updates
         self._one = torch.ones((), device=self.device)
         self._due = tuple(self.flat)  # groups whose gradient was filled last
         self.spoil: Callable[[int], bool] = lambda updates: False  # faults on purpose: spoil this update's gradient?
 
-    def step(self, batch: Unroll, progress: float) -> StepReport:
-        """One whole update on a batch; `progress` in [0, 1] is the share of the run that lies behind."""
+    def step(self, batch: Any, progress: float, tell: bool = True) -> StepReport:
+        """One whole update on a batch; `progress` in [0, 1] is the share of the run that lies behind.
+
+        Metrics are computed only if somebody will be told.
+        """
         algorithm = self.algorithm
-        for group, lr in algorithm.schedule(progress).items():
-            for param_group in self.optimizers[group].param_groups:
-                param_group["lr"] = lr
+        self._schedule(progress)
         if self.device.type != "cpu":
             batch = tree.map_fields(batch, lambda x: x.to(self.device, non_blocking=True))
         self._rng.manual_seed(seed_of(self._seed, "minibatches", self.version))
@@ -72,11 +75,36 @@ class Learner:
             norms = self.apply()
             if norms:  # what was skipped is counted, and not told: it is not finite
                 metrics.append(output.metrics | norms)
-        if not self.finite():
-            raise NumericError("the weights are no longer finite; they were not published, the last checkpoint is good")
-        algorithm.after_update(self.nets, batch, self.reduce)
         self.version += 1
-        return StepReport(self._means(metrics), output.priorities)
+        if self.version % self.check_every == 0:
+            self.check_finite()
+        algorithm.after_update(self.nets, batch, self.reduce, self.version)
+        return StepReport(self._means(metrics) if tell else {}, output.priorities)
+
+    def first_gradients(self, batch: Any) -> LossOutput:
+        """Fill the flat gradients from the first minibatch of a batch, and leave their application to others."""
+        self._rng.manual_seed(seed_of(self._seed, "minibatches", self.version))
+        prepared = self.algorithm.prepare(self.nets, batch, self.reduce)
+        return self.gradients(next(self.algorithm.minibatches(prepared, self._rng)))
+
+    def accept(self, gradient: torch.Tensor, progress: float) -> dict[str, torch.Tensor]:
+        """One update with a gradient that was computed elsewhere: the groups one after the other in one vector."""
+        self._schedule(progress)
+        self._due, at = tuple(self.flat), 0
+        for flat in self.flat.values():
+            flat.grad.copy_(gradient[at : at + flat.grad.numel()])
+            at += flat.grad.numel()
+        norms = self.apply()
+        self.version += 1
+        if self.version % self.check_every == 0:
+            self.check_finite()
+        self.algorithm.after_update(self.nets, None, self.reduce, self.version)
+        return norms
+
+    def _schedule(self, progress: float) -> None:
+        for group, lr in self.algorithm.schedule(progress).items():
+            for param_group in self.optimizers[group].param_groups:
+                param_group["lr"] = lr
 
     def gradients(self, batch: Any) -> LossOutput:
         """Fill the flat gradients; each named loss moves its own group only."""
@@ -129,6 +157,10 @@ class Learner:
         means = torch.stack(rows).mean(0).tolist() if rows else []
         lr = next(iter(self.optimizers.values())).param_groups[0]["lr"]
         return dict(zip(names, means)) | {"lr": float(lr), "minibatches": len(rows)}
+
+    def check_finite(self) -> None:
+        if not self.finite():
+            raise NumericError("the weights are no longer finite; they were not published, the last checkpoint is good")
 
     def finite(self) -> bool:
         """Whether weights and optimiser state are. (The normaliser's bounds are not, before its first update.)"""

@@ -18,9 +18,10 @@ import torch
 
 from rookery import checkpoint, tree
 from rookery.config import RunConfig
+from rookery.envs.last import Last
 from rookery.errors import CheckpointError
 from rookery.registry import algorithm_class, decode_config
-from rookery.types import EnvSpec, Tree
+from rookery.types import EnvSpec, Explore, Tree
 
 
 class Policy:
@@ -42,19 +43,33 @@ class Policy:
     @torch.inference_mode()
     def act_batch(self, obs: dict[str, np.ndarray], state: Tree, explore: torch.Generator | None = None) -> Any:
         """Actions [B, ...] for observations [B, ...] in Rookery's own form (a dict), and the next state."""
-        output = self.algorithm.act(
-            self.nets, tree.map(lambda x: torch.from_numpy(np.ascontiguousarray(x)), obs), state, explore
-        )
+        rows = tree.map(lambda x: torch.from_numpy(np.ascontiguousarray(x)), obs)
+        noise = None if explore is None else Explore(explore, np.zeros(len(tree.leaves(rows)[0]), np.int64))
+        output = self.algorithm.act(self.nets, rows, state, noise)
         return np.asarray(output.action), output.state
 
-    def act(self, obs: Any, state: Tree | None = None, explore: torch.Generator | None = None) -> tuple[Any, Tree]:
-        """The action for one observation, both as the Gymnasium environment has them; greedy unless `explore`."""
-        batch = {
+    def act(
+        self, obs: Any, state: Tree | None = None, explore: torch.Generator | None = None, reward: float = 0.0
+    ) -> tuple[Any, Tree]:
+        """The action for one observation, both as the Gymnasium environment has them; greedy unless `explore`.
+
+        No state begins an episode. Runs with `net.feed_last` want the reward of the last step too; the last action
+        is in the state that they return.
+        """
+        last = None
+        if self.config.net.feed_last:
+            last = Last(self.spec, 1, self.spec.clipped)
+            if state is not None:
+                last.write(state["last_action"], reward)
+                state = state["core"]
+        fed = {} if last is None else last.leaves()
+        batch = fed | {
             name: np.asarray(_pick(obs, name), leaf.dtype).reshape(1, *leaf.shape)
             for name, leaf in self.spec.obs.items()
+            if name not in fed
         }
         action, state = self.act_batch(batch, self.initial_state(1) if state is None else state, explore)
-        return self.spec_action(action[0]), state
+        return self.spec_action(action[0]), state if last is None else {"core": state, "last_action": action.copy()}
 
     def spec_action(self, action: np.ndarray) -> Any:
         """An action as the environment takes it: boxes are scaled from [-1, 1] to their bounds."""

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from rookery.config import RunConfig
-from rookery.envs.lanes import SyncLanes
+from rookery.envs.lanes import Lanes, SyncLanes
+from rookery.envs.last import LastLanes
 from rookery.envs.make import make_single
 from rookery.errors import EnvError, StorageError, UsageError
 from rookery.policy import Policy
@@ -50,14 +51,17 @@ def record(
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures are drawn in memory: no display is asked for
     env = make_single(config, render_mode="rgb_array")
-    lanes = SyncLanes(config.env, [env])
+    lanes: Lanes = SyncLanes(config.env, [env])
+    if config.net.feed_last:
+        lanes = LastLanes(lanes, clip=policy.spec.clipped)
     try:
         fps = fps or float(env.metadata.get("render_fps") or 30)
         done = Recording(out, fps)
         with _film(out, fps) as film:
             for number in range(episodes):
                 rng = None if greedy else torch.Generator().manual_seed(seed_of(seed, "record-act", number))
-                total, ended = _episode(policy, lanes, film, seed_of(seed, "record", number) % 2**31, rng, max_steps)
+                begin = seed_of(seed, "record", number) % 2**31
+                total, ended = _episode(policy, lanes, env, film, begin, rng, max_steps)
                 done.returns.append(total)
                 if not ended:
                     done.note = f"episode {number + 1} was cut after {max_steps:,} steps"
@@ -68,10 +72,9 @@ def record(
 
 
 def _episode(
-    policy: Policy, lanes: SyncLanes, film: Film, seed: int, rng: torch.Generator | None, max_steps: int
+    policy: Policy, lanes: Lanes, env: Any, film: Film, seed: int, rng: torch.Generator | None, max_steps: int
 ) -> tuple[float, bool]:
     """Film one episode: its return, and whether it came to its end."""
-    env = lanes.envs[0]
     obs, state, total = lanes.reset([seed]), policy.initial_state(1), 0.0
     film.add(env.render())
     for _ in range(max_steps):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rookery.config import ReplayConfig
+
 if TYPE_CHECKING:  # environments are probed in processes that should not pay for loading torch
     import torch
 
@@ -25,6 +27,7 @@ class Leaf:
     dtype: str  # numpy name; frames stay uint8
     kind: Literal["vector", "image", "discrete"]
     n: int = 0  # number of values, for kind "discrete"
+    stack: int = 1  # images: frames along the first axis, newest last, each row one newer; 1: not a stack
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class EnvSpec:
     id: str
     obs: dict[str, Leaf]
     action: ActionSpec
+    clipped: bool = False  # rewards are clipped to [-1, 1] where they train; those of evaluation are not
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,14 @@ class Unroll:
     version: Any  # [B] int64, version of the weights that acted
     lane: Any  # [B] int64, number of the environment in the whole run
     extras: dict[str, Any] = field(default_factory=dict)  # what an algorithm declares, [T, B, ...]
+
+
+@dataclass(frozen=True)
+class Explore:
+    """What exploration needs to know; greedy acting has none."""
+
+    rng: torch.Generator
+    lane: np.ndarray  # [B] int64: which environments of the whole run these are (a ladder of noise runs over all)
 
 
 @dataclass(frozen=True)
@@ -120,12 +132,57 @@ class Queue:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """Steps are kept in a memory and trained on many times, as items: n-step transitions, or sequences."""
+
+    memory: ReplayConfig
+    gamma: float  # discount, for the n-step sums
+    n_step: int = 1
+    sequence: int = 0  # rows trained on per item, for recurrent nets; 0: items are transitions
+    burn_in: int = 0  # rows before them that only warm the recurrent state up
+    overlap: int = 0  # rows that a sequence shares with the next one of its episode
+    refresh: int = 0  # environment steps of an actor between two looks at the weights; 0: every unroll
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Items of a replay memory, without recurrence. N items; tensors."""
+
+    obs: Tree  # [N, ...]
+    action: Any  # [N, ...]
+    reward: Any  # [N] float32: sum of discounted rewards over the item's m <= n steps
+    discount: Any  # [N] float32: gamma^m, or 0 if the episode terminated within them
+    next_obs: Tree  # [N, ...] m steps later: the final observation of an episode, never that of the next
+    weight: Any  # [N] float32, importance weight
+    version: Any  # [N] int64, weights that acted
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Items of a replay memory for recurrent nets: S = burn_in + sequence rows of one episode each, time-major.
+
+    Rows that an item lacks (before an episode's start, behind its end) are not live and all zero. As in an unroll,
+    obs[t+1] is the successor of row t, so an episode's final observation stands in the row behind its last live one.
+    """
+
+    obs: Tree  # [S+1, N, ...]
+    action: Any  # [S, N, ...]
+    reward: Any  # [S, N] float32
+    terminated: Any  # [S, N] bool
+    truncated: Any  # [S, N] bool
+    live: Any  # [S, N] bool
+    state: Tree  # [N, ...] recurrent state before the first row; zero where that row is not live
+    weight: Any  # [N] float32, importance weight
+    version: Any  # [N] int64, weights that acted on the last row
+
+
+@dataclass(frozen=True)
 class DataPlan:
     """What an algorithm wants to be fed."""
 
     unroll: int  # T
     chunk: int  # rows between two stored recurrent states; equals `unroll` without recurrence
-    table: Queue
+    table: Queue | Replay
     extras: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  # name -> (shape per step, dtype)
 
 

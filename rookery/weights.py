@@ -1,10 +1,14 @@
 """Weights as they travel: one flat float32 vector and a version.
 
-The vector is the leading part of the flat parameters (what actors need comes first) followed by the normaliser's
-derived statistics, so that a policy never acts with the weights of one version and the statistics of another.
+The vector is the leading part of each group's flat parameters (what actors need comes first), group after group,
+followed by the normaliser's derived statistics and other published buffers, so that a policy never acts with the
+weights of one version and the statistics of another.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,22 +20,71 @@ from rookery.nets.flat import FlatParams
 class Published:
     """The published part of an algorithm's nets, on either end of a pipe."""
 
-    def __init__(self, algorithm: Algorithm, nets: nn.ModuleDict, flat: FlatParams | None = None):
+    def __init__(self, algorithm: Algorithm, nets: nn.ModuleDict, groups: Sequence[FlatParams] | None = None):
+        """`groups`: the learner's flat parameters; without them (an actor's end) the published ones get their own."""
         modules = [nets[name] for name in algorithm.published if name in nets]
-        self._flat = FlatParams(modules) if flat is None else flat
-        self._count = self._flat.prefix(modules)
-        self._buffers = [b for module in modules if hasattr(module, "published") for b in module.published()]
-        self.size = self._count + sum(b.numel() for b in self._buffers)
+        self._parts = _leading(modules, [FlatParams(modules)] if groups is None else groups)
+        self._parts += [b for module in modules if hasattr(module, "published") for b in module.published()]
+        self.size = sum(part.numel() for part in self._parts)
 
     @torch.no_grad()
     def read(self) -> torch.Tensor:
         """A copy of the current vector, on the CPU."""
-        return torch.cat([self._flat.data[: self._count], *(b.flatten() for b in self._buffers)]).cpu()
+        return torch.cat([part.flatten() for part in self._parts]).cpu()
 
     @torch.no_grad()
     def load(self, vector: torch.Tensor) -> None:
-        self._flat.data[: self._count].copy_(vector[: self._count])
-        at = self._count
-        for buffer in self._buffers:
-            buffer.copy_(vector[at : at + buffer.numel()].view_as(buffer))
-            at += buffer.numel()
+        _spread(vector, self._parts)
+
+
+def _leading(modules: list[nn.Module], groups: Sequence[FlatParams]) -> list[torch.Tensor]:
+    """Views of the published floats of each group. Both ends must lay them out alike, so the order is checked."""
+    rest = [module for module in modules if next(module.parameters(), None) is not None]
+    parts = []
+    for flat in groups:
+        own = set(flat.parameters)
+        mine = [module for module in rest if own.intersection(module.parameters())]
+        if mine != rest[: len(mine)]:
+            raise ValueError("modules are published in another order than their groups have; list groups in that order")
+        rest = rest[len(mine) :]
+        parts.append(flat.data[: flat.prefix(mine)])
+    if rest:
+        raise ValueError(f"published modules belong to no group, so nobody trains them: {rest}")
+    return parts
+
+
+class Whole:
+    """All of a learner's parameters and published buffers as one vector, and all its gradients as another.
+
+    For those who compute gradients elsewhere: they need more than an actor does.
+    """
+
+    def __init__(self, learner: Any):
+        self._flats = list(learner.flat.values())
+        names = learner.algorithm.published
+        self._parts = [flat.data for flat in self._flats]
+        self._parts += [
+            b for name in names
+            if name in learner.nets and hasattr(learner.nets[name], "published")
+            for b in learner.nets[name].published()
+        ]
+        self.size = sum(part.numel() for part in self._parts)
+        self.gradients = sum(flat.grad.numel() for flat in self._flats)
+
+    @torch.no_grad()
+    def read(self) -> torch.Tensor:
+        return torch.cat([part.flatten() for part in self._parts]).cpu()
+
+    @torch.no_grad()
+    def load(self, vector: torch.Tensor) -> None:
+        _spread(vector, self._parts)
+
+    def read_gradients(self, out: torch.Tensor) -> None:
+        torch.cat([flat.grad for flat in self._flats], out=out)
+
+
+def _spread(vector: torch.Tensor, parts: list[torch.Tensor]) -> None:
+    at = 0
+    for part in parts:
+        part.copy_(vector[at : at + part.numel()].view_as(part))
+        at += part.numel()

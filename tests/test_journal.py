@@ -7,12 +7,14 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rookery.actor import ActorReport
 from rookery.algorithms.ppo import PPOConfig
 from rookery.config import RunConfig
 from rookery.journal import Journal, Ledger
 from rookery.learner import StepReport
+from rookery.topologies.feed import QueueFeed
 from rookery.topologies.job import Job
 from rookery.types import Episode
 
@@ -154,26 +156,14 @@ def test_progress_is_0_in_the_first_update_and_less_than_1_in_the_last():
     step = lambda batch, progress: seen.append(progress) or StepReport({})  # noqa: E731
     learner = SimpleNamespace(version=0, updates=1, step=step)
     threads = SimpleNamespace(learning=lambda: None)
-    job = Job(j.config, None, learner, j, None, None, threads, None)
+    feed = QueueFeed(Job(j.config, None, learner, j, None, None, threads, None))
     while j.finished() is None:
         j.collected(report(100))
-        batch = SimpleNamespace(live=FakeSum(100), version=FakeVersion())
-        table = type("Table", (), {"__len__": lambda self: 1, "sample": lambda self, batch=batch: batch})()
-        job.learn(table)
+        batch = SimpleNamespace(live=torch.ones(100), version=torch.zeros(2, dtype=torch.int64))
+        feed.table = type("Table", (), {"__len__": lambda self: 1, "sample": lambda self, batch=batch: batch})()
+        feed.learn()
     assert seen == pytest.approx([i / 10 for i in range(10)])
 
-
-class FakeSum(int):
-    def sum(self) -> int:
-        return int(self)
-
-
-class FakeVersion:
-    def __rsub__(self, other: int) -> FakeVersion:
-        return self
-
-    def tolist(self) -> list[int]:
-        return [0]
 
 
 # Telling
@@ -292,6 +282,7 @@ def test_a_loaded_journal_goes_on_where_the_other_stopped():
         assert getattr(b, name) == getattr(a, name), name
     assert b.window.to_dict() == a.window.to_dict() and b.window.return_mean == a.window.return_mean
     assert b.wall_s == pytest.approx(60.0)
+    b.settle(0)
     assert b.ledger.imbalance == 0 and b.ledger.in_flight == 0
     assert b.ledger.dropped == {"hung": 20, "resumed": 20}, "what was in flight did not come along"
     b._clock.now += 10.0

@@ -17,13 +17,13 @@ PACKAGE = Path(__file__).parents[1] / "rookery"
 BASE = {"types", "tree", "errors", "config", "seeding"}
 CONTRACT = "algorithms.base"
 SERVICES = {"actor", "learner", "journal", "pipes", "metrics", "checkpoint", "evaluate"}
-SERVICES |= {"codec", "policy", "record", "registry", "weights"}
+SERVICES |= {"codec", "files", "memory_file", "policy", "producer", "record", "registry", "weights"}
 TOP = {"recipes", "cli", "run", "__init__", "__main__"}
 EVERYTHING = {*BASE, "ops", "nets", "envs", "replay", "algorithms", *SERVICES, "topologies", *TOP}
 
 # First part of a module's name -> the parts (or single modules) of Rookery it may know, besides its own part.
 MAY_IMPORT: dict[str, set[str]] = {
-    "types": set(),
+    "types": {"config"},
     "errors": set(),
     "config": set(),
     "seeding": set(),
@@ -48,8 +48,8 @@ CONFINED = {
     "torch.distributed": {"pipes", "topologies"},
     "subprocess": {"pipes", "topologies", "cli"},
 }
-EXTRAS = ("ale_py", "mujoco", "ray", "wandb", "tensorboard", "torch.utils.tensorboard", "matplotlib")
-EXTRAS += ("imageio_ffmpeg", "pygame")  # optional to install: imported where used
+EXTRAS = ("ale_py", "mujoco", "dm_control", "ray", "wandb", "tensorboard", "torch.utils.tensorboard", "matplotlib")
+EXTRAS += ("numba", "imageio_ffmpeg", "pygame")  # optional to install: imported where used
 FORBIDDEN = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "torch.load")
 
 

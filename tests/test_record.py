@@ -10,7 +10,7 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
-from rookery.config import AtariConfig
+from rookery.config import AtariConfig, NetConfig
 from rookery.envs.lanes import LaneFault
 from rookery.envs.make import make
 from rookery.errors import EnvError, StorageError, UsageError
@@ -32,7 +32,7 @@ class Still:
 
 
 def described(env: str, **kwargs) -> SimpleNamespace:
-    return SimpleNamespace(env=env, env_kwargs=kwargs, atari=AtariConfig())
+    return SimpleNamespace(env=env, env_kwargs=kwargs, atari=AtariConfig(), net=NetConfig())
 
 
 def frames(path) -> list[np.ndarray]:

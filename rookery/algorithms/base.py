@@ -12,11 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from rookery.config import NetConfig
-from rookery.types import ActOutput, DataPlan, EnvSpec, LossOutput, Tree
+from rookery.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Tree
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]  # sum over ranks; the identity in one process
 
@@ -42,7 +43,7 @@ class Algorithm(ABC):
         """Recurrent state at an episode's start, leaves [lanes, ...]; {} without recurrence."""
 
     @abstractmethod
-    def act(self, nets: nn.ModuleDict, obs: Tree, state: Tree, explore: torch.Generator | None) -> ActOutput:
+    def act(self, nets: nn.ModuleDict, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
         """One step for a batch of environments, without gradient; greedy when `explore` is None."""
 
     @abstractmethod
@@ -54,8 +55,23 @@ class Algorithm(ABC):
     def minibatches(self, batch: Any, rng: torch.Generator) -> Iterator[Any]:
         yield batch
 
-    def after_update(self, nets: nn.ModuleDict, batch: Any, reduce: Reduce) -> None:  # noqa: B027 - nothing by default
-        """Target networks, statistics: what follows an update on `batch` and precedes publishing."""
+    def after_update(self, nets: nn.ModuleDict, batch: Any, reduce: Reduce, updates: int) -> None:  # noqa: B027
+        """Target networks, statistics: what follows an update on `batch` and precedes publishing.
+
+        `updates` counts the updates of the whole run, this one included. `batch` is None where the gradient came from
+        elsewhere.
+        """
+
+    def pulled(self, nets: nn.ModuleDict, before: int, now: int) -> None:  # noqa: B027
+        """Nets that compute gradients elsewhere took weights of version `now`: target networks follow."""
+
+    def start_priorities(self, items: dict[str, np.ndarray]) -> np.ndarray | None:
+        """Priorities [M] of new items as the actor that made them sees them; None: the largest priority so far.
+
+        `items` holds the columns of the items (see `replay/nstep.py`, `replay/sequence.py`) and, for every entry of
+        the plan's extras, that value at the item's own rows and at its last one.
+        """
+        return None
 
     @abstractmethod
     def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, torch.optim.Optimizer]:

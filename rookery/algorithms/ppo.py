@@ -32,7 +32,7 @@ from rookery.ops.policy import clip_fraction, clipped_surrogate, kl_estimate
 from rookery.ops.returns import discounts, gae
 from rookery.ops.schedule import linear
 from rookery.ops.value import clipped_value_loss, explained_variance, value_loss
-from rookery.types import ActOutput, DataPlan, EnvSpec, LossOutput, Queue, Tree, Unroll
+from rookery.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Queue, Tree, Unroll
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,15 @@ class PPO(Algorithm):
 
     # Acting
 
-    def act(self, nets: nn.ModuleDict, obs: Tree, state: Tree, explore: torch.Generator | None) -> ActOutput:
+    def act(self, nets: nn.ModuleDict, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
         if self._quick is None or self._quick[0] is not nets or (self._quick[1] and self._quick[1].stale):
             self._quick = (nets, QuickPolicy(nets) if QuickPolicy.fits(nets) else None)
         if quick := self._quick[1]:
-            action, logp = quick.act(obs[quick.key].numpy(), explore)
+            action, logp = quick.act(obs[quick.key].numpy(), explore and explore.rng)
             return ActOutput(action, logp, state)
         features, state = build.features_step(nets, obs, state)
         head = nets["policy"]
-        action, logp = head.mode(head(features)) if explore is None else head.sample(head(features), explore)
+        action, logp = head.mode(head(features)) if explore is None else head.sample(head(features), explore.rng)
         # With a shared torso the value is nearly free here; with two torsos the learner computes all values at once.
         extras = {"value": nets["value"](features)} if self.shared else {}
         return ActOutput(action, logp, state, extras)
@@ -214,7 +214,7 @@ class PPO(Algorithm):
                    "explained_variance": self._explained}  # fmt: skip
         return LossOutput({"all": loss}, {name: x.detach() for name, x in metrics.items()}, stop=kl)
 
-    def after_update(self, nets: nn.ModuleDict, batch: Unroll, reduce: Reduce) -> None:
+    def after_update(self, nets: nn.ModuleDict, batch: Unroll, reduce: Reduce, updates: int) -> None:
         # After, not before: all epochs must see the statistics the actors saw, or the ratio does not start at 1.
         nets["normalizer"].update(tree.map(lambda x: x[:-1], batch.obs), batch.live, reduce)
 

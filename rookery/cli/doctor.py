@@ -22,6 +22,8 @@ from rookery.pipes.machine import Machine
 EXTRAS = {  # extra -> (modules it brings, what for)
     "atari": (("ale_py",), "Atari games"),
     "mujoco": (("mujoco",), "MuJoCo tasks"),
+    "dmc": (("dm_control", "mujoco"), "tasks of the DeepMind Control Suite"),
+    "fast": (("numba",), "quick draws from prioritised replay"),
     "plots": (("matplotlib",), "learning curves as pictures"),
     "video": (("imageio_ffmpeg", "pygame"), "rookery record"),
     "tensorboard": (("tensorboard",), "TensorBoard events"),

@@ -14,6 +14,10 @@ _TASKS = {
         "entry_point": "rookery.envs.memory:TMaze",
         "vector_entry_point": "rookery.envs.memory:TMazeVector",
     },
+    "rookery/CliffWalk-v0": {
+        "entry_point": "rookery.envs.cliffwalk:CliffWalk",
+        "vector_entry_point": "rookery.envs.cliffwalk:CliffWalkVector",
+    },
     "rookery/CartPoleMasked-v0": {
         "entry_point": "rookery.envs.cartpole:MaskedCartPole",
         "vector_entry_point": "rookery.envs.cartpole:MaskedCartPoleVector",

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from rookery.config import AtariConfig
+from rookery.config import AtariConfig, NetConfig
 from rookery.errors import EnvError, UsageError
 
 
@@ -21,7 +21,9 @@ def answer(question: dict[str, Any]) -> Any:
     from rookery.envs.check import check
     from rookery.envs.make import make
 
-    config = SimpleNamespace(env=question["env"], env_kwargs=question["env_kwargs"], atari=AtariConfig())
+    config = SimpleNamespace(
+        env=question["env"], env_kwargs=question["env_kwargs"], atari=AtariConfig(), net=NetConfig()
+    )
     if question["what"] == "check":
         return check(config, question["steps"])
     lanes = make(config, 1)

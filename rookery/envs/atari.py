@@ -1,7 +1,8 @@
 """Atari games through ale-py's native vector environment: (stack, size, size) uint8 frames, preprocessed in C++.
 
 Native per step: the action for `frame_skip` emulator frames, rewards summed, the last two frames max-pooled, grey,
-resized by area, stacked; the stack is filled with zeros at a reset. Reset: 0 to `noop_max` no-ops whose rewards do not
+resized by area, stacked; the stack is filled with zeros at a reset. Every other observation, the final one of an
+episode too, is the one before it moved by one frame (`Leaf.stack`). Reset: 0 to `noop_max` no-ops whose rewards do not
 count, then FIRE where the game has it. Frames are counted from there: `max_frames` bounds an episode.
 A game that is over amid a skip may show the frames of the step before as its last ones; it is terminated, so no value
 is ever taken from them.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import gymnasium
@@ -38,8 +40,7 @@ def is_atari(env_id: str) -> bool:
 
 def make_lanes(env_id: str, atari: AtariConfig, lanes: int, training: bool, threads: int) -> AtariLanes:
     env = _native(env_id, atari, lanes, threads)
-    clip, lives = training and atari.reward_clip, training and atari.episodic_life
-    return AtariLanes(env_id, env, clip=clip, lives=lives, fire=atari.fire_reset)
+    return AtariLanes(env_id, env, atari, training)
 
 
 def _native(env_id: str, atari: AtariConfig, lanes: int, threads: int, **frames: Any) -> Any:
@@ -81,15 +82,17 @@ def _game(env_id: str) -> str:
 class AtariLanes(VectorLanes):
     """The native environment, with lives and clipping of our own."""
 
-    def __init__(self, env_id: str, env: Any, clip: bool, lives: bool, fire: bool):
+    def __init__(self, env_id: str, env: Any, atari: AtariConfig, training: bool):
         super().__init__(env_id, env)
-        self.score = np.zeros(self.count, np.float32) if clip else None
-        self._by_life = lives
+        frames = {name: replace(leaf, stack=atari.stack) for name, leaf in self.spec.obs.items()}
+        self.spec = replace(self.spec, obs=frames, clipped=atari.reward_clip)
+        self.score = np.zeros(self.count, np.float32) if training and atari.reward_clip else None
+        self._by_life = training and atari.episodic_life
         self._lives = np.zeros(self.count, np.int32)
         self._lost = np.zeros(self.count, bool)  # lanes that ended by a lost life: their game goes on
         # What to press in the row after a lost life: FIRE, as after a reset, where games wait for it.
         names = [action.name for action in env.ale.get_action_set()]
-        self._wake = names.index("FIRE" if fire and "FIRE" in names else "NOOP")
+        self._wake = names.index("FIRE" if atari.fire_reset and "FIRE" in names else "NOOP")
 
     def reset(self, seeds: Sequence[int]) -> dict[str, np.ndarray]:
         assert len(seeds) == self.count, (len(seeds), self.count)

@@ -15,6 +15,7 @@ import numpy as np
 
 from rookery.envs.gate import find_nonfinite
 from rookery.envs.lanes import LaneFault, Lanes, SyncLanes
+from rookery.envs.last import LastLanes
 from rookery.envs.make import Config, make, make_single
 from rookery.envs.vector import MaskedLanes
 from rookery.errors import RookeryError
@@ -186,6 +187,8 @@ def _digest(*arrays: np.ndarray) -> bytes:
 
 
 def _mode(envs: Lanes) -> str:
+    if isinstance(envs, LastLanes):
+        return _mode(envs.inner)
     if isinstance(envs, SyncLanes):
         return "next-step, by Rookery's own loop over single environments"
     if isinstance(envs, MaskedLanes):

@@ -15,9 +15,9 @@ def find_nonfinite(obs: Any, reward: np.ndarray) -> tuple[int, int, str] | None:
     obs[t + 1] was returned by row t; a bad obs[0] (a reset's, before the first row) is reported as row 0.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        suspects = [(name, x) for name, x in _floats(obs, "observation") if not math.isfinite(x.sum())]
-        if not math.isfinite(reward.sum()):
-            suspects.append(("reward", reward))
+        # The reward first: of two faults in a row it is named, since an observation may but repeat it (`last.py`).
+        columns = [("reward", reward), *_floats(obs, "observation")]
+        suspects = [(name, x) for name, x in columns if not math.isfinite(x.sum())]
     found = []
     for name, x in suspects:  # an overflow of the sum is a suspect too, and acquitted here
         flat = x.reshape(*x.shape[:2], -1)

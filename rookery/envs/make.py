@@ -1,4 +1,4 @@
-"""From a name in the configuration to environments: ALE/... ids, factories of your own, Gymnasium ids.
+"""From a name in the configuration to environments: ALE/... and dmc/... ids, factories of your own, Gymnasium ids.
 
 An id that has a vector version of its own is made with it; all others run in our loop (`SyncLanes`). Not here: how
 each of these keeps the reset convention (`lanes.py`, `vector.py`, `atari.py`).
@@ -18,9 +18,10 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registered
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from rookery.config import AtariConfig
-from rookery.envs import atari
+from rookery.config import AtariConfig, NetConfig
+from rookery.envs import atari, dmc
 from rookery.envs.lanes import Lanes, SyncLanes
+from rookery.envs.last import LastLanes
 from rookery.envs.vector import adapt, reset_mode
 from rookery.errors import EnvError, RookeryError, UsageError
 
@@ -35,15 +36,24 @@ class Config(Protocol):
     env: str
     env_kwargs: dict[str, Any]
     atari: AtariConfig
+    net: NetConfig  # for what it wants to be fed
 
 
 def make(config: Config, lanes: int, training: bool = True, threads: int = 1) -> Lanes:
     """`lanes` environments stepped together; `threads` of their own for those that step in threads (Atari)."""
     if lanes < 1:
         raise UsageError(f"{lanes} environments: at least one is needed")
+    made = _make(config, lanes, training, threads)
+    return LastLanes(made) if config.net.feed_last else made
+
+
+def _make(config: Config, lanes: int, training: bool, threads: int) -> Lanes:
     env_id, kwargs = config.env, dict(config.env_kwargs)
     if (factory := _factory(env_id)) is not None:
         return _from_factory(env_id, factory, kwargs, lanes)
+    if dmc.is_dmc(env_id):
+        with _building(env_id, kwargs):
+            return SyncLanes(env_id, _several(lambda: dmc.make_env(env_id, **kwargs), lanes))
     spec = None if atari.is_atari(env_id) else _registered(env_id)
     if spec is None or _is_ale(spec):
         _no_kwargs(env_id, kwargs)
@@ -67,6 +77,9 @@ def make_single(config: Config, render_mode: str | None = None) -> gymnasium.Env
         if not isinstance(env, gymnasium.Env):
             raise UsageError(f"{env_id} made a {type(env).__name__}; this needs a single gymnasium.Env")
         return env
+    if dmc.is_dmc(env_id):
+        with _building(env_id, kwargs):
+            return dmc.make_env(env_id, **kwargs, **look)
     spec = None if atari.is_atari(env_id) else _registered(env_id)
     if spec is None or _is_ale(spec):
         _no_kwargs(env_id, kwargs)
@@ -165,7 +178,8 @@ def _registered(env_id: str) -> Registered:
     hint = f"; did you mean {', '.join(near[:4])}?" if near else ""
     raise UsageError(
         f"unknown environment {env_id!r}{hint} (an environment of your own: env='package.module:factory'; "
-        "Atari: 'ALE/Pong-v5' with pip install 'rookery[atari]')"
+        "Atari: 'ALE/Pong-v5' with pip install 'rookery[atari]'; dm_control: 'dmc/cartpole-swingup' with "
+        "pip install 'rookery[dmc]')"
     )
 
 

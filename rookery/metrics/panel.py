@@ -184,7 +184,10 @@ def _facts(snapshot: Snapshot, width: int) -> list[Text]:
     ]
     if get("lag_mean") is not None or get("lag_max") is not None:
         cells.append(("lag", f"{_number(get('lag_mean'))} (max {_number(get('lag_max'))})", ""))
-    if get("queue_depth") is not None:
+    if memory := get("replay"):
+        cells.append(("memory", _count(memory.get("size")), ""))
+        cells.append(("draws/item", _number(memory.get("sample_insert_ratio")), ""))
+    elif get("queue_depth") is not None:
         cells.append(("queue", _count(get("queue_depth")), ""))
     if get("restarts") is not None:
         cells.append(("restarts", _count(get("restarts")), WARN if get("restarts") else ""))

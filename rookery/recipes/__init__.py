@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from rookery.errors import UsageError
-from rookery.recipes import ppo
+from rookery.recipes import (
+    apex_dpg,
+    apex_dqn,
+    c51,
+    d4pg,
+    ddpg,
+    double_dqn,
+    dqn,
+    gorila,
+    ppo,
+    prioritized_dueling_dqn,
+    r2d2,
+    rainbow,
+)
 from rookery.recipes.recipe import Recipe, nearest
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (ppo.RECIPE,)}
+VALUES = (dqn, double_dqn, prioritized_dueling_dqn, c51, rainbow, apex_dqn, r2d2, gorila)
+RECIPES: dict[str, Recipe] = {each.RECIPE.name: each.RECIPE for each in (ppo, *VALUES, ddpg, apex_dpg, d4pg)}
 
 
 def recipe(name: str) -> Recipe:

@@ -7,6 +7,7 @@ way its half-filled slot is dropped and counted, and a replacement with the next
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rookery.errors import EnvError, RookeryError, StorageError, UsageError
 from rookery.pipes import channel as channels
 from rookery.pipes.channel import ChannelClosed, ChannelTimeout, pack_tree, unpack_tree
 from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
+from rookery.producer import Shapes
 from rookery.registry import encode_config
 from rookery.topologies.job import Job
 from rookery.topologies.signals import Signals
@@ -32,7 +34,10 @@ STOP = 3.0  # seconds for the workers to end when asked to
 
 
 class Crew:
-    def __init__(self, config: RunConfig, folder: Path, signals: Signals):
+    def __init__(
+        self, config: RunConfig, folder: Path, signals: Signals, module: str = MODULE, report: Any = ActorReport
+    ):
+        self._module, self._report_type = module, report
         self.config, self.limits, self.signals = config, config.supervisor, signals
         self._logs = folder / "logs"
         self._segments = {name: Segment.reserve(name) for name in ("slots", "weights", "pulse")}
@@ -40,8 +45,11 @@ class Crew:
         self._incarnation = [0] * config.actors
         self._restarts = [Restarts(self.limits.restarts, self.limits.window) for _ in range(config.actors)]
         self._deadlines = [Deadline(self.limits.step_deadline) for _ in range(config.actors)]
-        self._busy: dict[int, int] = {}  # actor -> slot it is filling
+        self._busy: dict[int, deque[int]] = {}  # actor -> slots it was given; it is filling the first
+        self._published: int | None = None  # version on the board
+        self._last_order: dict[int, dict[str, Any]] = {}
         self._job: Job | None = None
+        self._feed: Any = None  # what must hear of a lost worker
         self._spec: EnvSpec | None = None
 
     def __enter__(self) -> Crew:
@@ -73,13 +81,13 @@ class Crew:
         assert self._spec is not None
         return self._spec
 
-    def open(self, job: Job, shapes: dict[str, tuple[tuple[int, ...], str]], count: int) -> None:
-        """Lay out the shared memory and let every worker reset its environments."""
-        self._job = job
+    def open(self, job: Job, feed: Any, shapes: Shapes, count: int, floats: int | None = None) -> None:
+        """Lay out the shared memory and let every worker reset its environments; `floats` of weights travel."""
+        self._job, self._feed = job, feed
         layout = Slots.layout(shapes, count)
         sizes = {
             "slots": layout.size,
-            "weights": WeightBoard.size(job.learner.published.size),
+            "weights": WeightBoard.size(job.learner.published.size if floats is None else floats),
             "pulse": Pulse.size(self.config.actors),
         }
         for name, segment in self._segments.items():
@@ -103,14 +111,14 @@ class Crew:
         }
         fds = {name: segment.fd for name, segment in self._segments.items()}
         log = self._logs / f"actor-{index}.log"
-        self._workers[index] = Worker.start(MODULE, f"actor {index}", start, fds, log)
+        self._workers[index] = Worker.start(self._module, f"actor {index}", start, fds, log)
 
     def _send_memory(self, index: int) -> None:
         job = self._job
         assert job is not None
         resumed = job.snapshots and self._incarnation[index] == 0
         snapshot = pack_tree(job.snapshots[index]) if resumed else None
-        self._send(index, self._memory | {"op": "memory", "sequence": job.sequence, "snapshot": snapshot})
+        self._send(index, self._memory | {"op": "memory", "sequence": job.sequences[index], "snapshot": snapshot})
 
     def _await_ready(self, index: int) -> None:
         message = self._recv(index, self.limits.start_deadline)
@@ -134,8 +142,9 @@ class Crew:
         steps = self._give_back(index)
         while True:
             delay = self._restarts[index].next(error)  # raises the error itself once there were too many
-            if self._job is not None:
+            if self._job is not None and self._feed is not None:
                 self._job.journal.lost(steps, error.reason, f"{error} — replaced in {delay:.1f} s")
+                self._feed.lost(index, error.reason)
             steps = 0
             self._end(index)
             self._pause(delay)
@@ -151,12 +160,17 @@ class Crew:
                 error = again
 
     def _give_back(self, index: int) -> int:
-        """Free the slot that a failed worker was filling; returns the environment steps that are lost with it."""
-        slot = self._busy.pop(index, None)
-        if slot is None:
+        """Free the slots of a failed worker; returns the environment steps that are lost with the one it was filling.
+
+        Where a slot takes finished items its rows are not in it: every row then counts as a step of each environment.
+        """
+        slots = self._busy.pop(index, None)
+        if not slots:
             return 0
-        steps = live_steps(as_unroll(self.slots.arrays(slot)), self.slots.rows(slot))
-        self.release(slot)
+        rows, arrays = self.slots.rows(slots[0]), self.slots.arrays(slots[0])
+        steps = live_steps(as_unroll(arrays), rows) if "live" in arrays else rows * self.config.envs_per_actor
+        for slot in slots:
+            self.release(slot)
         return steps
 
     def _end(self, index: int) -> None:
@@ -174,51 +188,77 @@ class Crew:
     # At work
 
     def publish(self, vector: torch.Tensor, version: int) -> None:
-        self._board.publish(vector.numpy(), version)
+        if version != self._published:
+            self._board.publish(vector.numpy(), version)
+            self._published = version
 
     def collect(self) -> Iterator[tuple[int, int, ActorReport]]:
         """One unroll of every actor, as they come: (actor, slot, report)."""
         for index in range(self.config.actors):
-            self._order(index)
+            self.order(index)
         while self._busy:
-            ready = channels.wait([self._channel(index) for index in self._busy], POLL)
-            for index in [i for i in self._busy if self._channel(i) in ready]:
-                try:
-                    report = self._report(index)
-                except EnvError as error:
-                    self._again(index, error)
-                    continue
-                yield index, self._busy.pop(index), report
-            for index in self._overdue():
-                self._again(index, self._hung(index))
+            yield from self.arrived(POLL)
+
+    def arrived(self, timeout: float) -> Iterator[tuple[int, int, ActorReport]]:
+        """What the actors have filled by now, waiting for the first at most that long: (actor, slot, report)."""
+        ready = channels.wait([self._channel(index) for index in self._busy], timeout)
+        for index in [i for i in self._busy if self._channel(i) in ready]:
+            try:
+                report = self._report(index)
+            except EnvError as error:
+                self._again(index, error)
+                continue
+            slot = self._busy[index].popleft()
+            if self._busy[index]:
+                self._deadlines[index].rearm()
+            else:
+                del self._busy[index]
+            yield index, slot, report
+        for index in self._overdue():
+            self._again(index, self._hung(index))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._busy)
+
+    def orders(self, index: int) -> int:
+        """Slots an actor was given and has not filled yet."""
+        return len(self._busy.get(index, ()))
 
     def _report(self, index: int) -> ActorReport:
         """What a worker says of the slot it was given, if that slot holds what it says."""
-        message, slot = self._recv(index, 1.0), self._busy[index]
+        message, slot = self._recv(index, 1.0), self._busy[index][0]
         assert self._job is not None
-        if not self.slots.valid(slot, index, self._incarnation[index], self._job.sequence):
+        if not self.slots.valid(slot, index, self._incarnation[index], self._job.sequences[index]):
             raise EnvError(f"actor {index} announced a slot that is not whole: {self.slots.stamp(slot)}", "torn_slot")
-        return msgspec.convert(message["report"], ActorReport)
+        return msgspec.convert(message["report"], self._report_type)
 
-    def _order(self, index: int) -> None:
+    def order(self, index: int, **more: Any) -> None:
+        """Have an actor fill one more slot; `more` is said to it along with the order."""
         slot = self._free.pop()
-        self._busy[index] = slot
-        self._pulse.beat(index)
-        self._deadlines[index].rearm()
+        if index not in self._busy:
+            self._busy[index] = deque()
+            self._pulse.beat(index)
+            self._deadlines[index].rearm()
+        self._busy[index].append(slot)
         try:
-            self._send(index, {"op": "unroll", "slot": slot})
+            self._last_order[index] = more
+            self._send(index, {"op": "unroll", "slot": slot} | more)
         except EnvError as error:
             self._again(index, error)
 
     def _again(self, index: int, error: EnvError) -> None:
         """The unroll is lost; a replacement starts on the same one, unless the user wants to leave."""
+        orders = self.orders(index)
         if self.signals.requested is None:
             self._replace(index, error)
-            self._order(index)
+            for _ in range(orders):
+                self.order(index, **self._last_order[index])
         else:
             steps = self._give_back(index)
-            assert self._job is not None
+            assert self._job is not None and self._feed is not None
             self._job.journal.lost(steps, error.reason, str(error))
+            self._feed.lost(index, error.reason)
 
     def release(self, slot: int) -> None:
         self.slots.release(slot, poison=self.config.debug)
@@ -297,11 +337,11 @@ class Crew:
         )
 
     def _where(self, index: int) -> str:
-        slot = self._busy.get(index)
-        if slot is None:
+        slots = self._busy.get(index)
+        if not slots:
             return f" while starting environment {self.config.env}"
-        sequence = self._job.sequence if self._job else 0
-        return f" in environment {self.config.env}, unroll {sequence}, row {self.slots.rows(slot)} of it"
+        sequence = self._job.sequences[index] if self._job else 0
+        return f" in environment {self.config.env}, unroll {sequence}, row {self.slots.rows(slots[0])} of it"
 
 
 def _as_error(message: dict[str, Any]) -> RookeryError:

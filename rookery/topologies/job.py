@@ -1,6 +1,6 @@
 """What every topology shares: the learner, the journal, checkpoints and the question whether to go on.
 
-A topology decides who runs where and who hands what to whom; a `Job` is what it does with a batch once it has one.
+A topology decides who runs where and who hands what to whom; `feed.py` is what it does with a batch once it has one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from rookery.config import RunConfig
 from rookery.errors import LearnerError, NumericError, StorageError
 from rookery.journal import Journal
 from rookery.learner import Learner
-from rookery.replay.table import QueueTable
 from rookery.topologies.faults import FaultPlan
 from rookery.topologies.signals import Signals
 from rookery.topologies.threads import Threads
@@ -40,32 +39,19 @@ class Job:
     threads: Threads
     spec: EnvSpec
     snapshots: list[dict[str, Any] | None] = field(default_factory=list)  # of the actors, when resumed
-    sequence: int = 0  # unrolls every actor has delivered
+    sequences: list[int] = field(default_factory=list)  # unrolls that each actor has delivered
+    resumed_at: int | None = None  # environment steps of the checkpoint we come from
     _saved_at: int = 0
     _mirror: Published | None = None
 
     def __post_init__(self) -> None:
+        self.sequences = self.sequences or [0] * self.config.actors
         plan = FaultPlan.parse(self.config.fault_plan).only("learner")
         if plan:
             self.learner.spoil = lambda updates: plan.fire("learner", update=updates) == "nan"
 
     def goes_on(self) -> bool:
         return self.signals.requested is None and self.journal.finished() is None
-
-    def learn(self, table: QueueTable) -> None:
-        """Train on the next batch of the table and tell the journal."""
-        journal, split = self.journal, self.journal.split
-        journal.queue_depth = len(table)
-        with split.stage("transfer"):
-            batch = table.sample()
-            steps = int(batch.live.sum())
-            lags = (self.learner.version - batch.version).tolist()
-        with split.stage("learn"):
-            self.threads.learning()
-            report = self.learner.step(batch, journal.progress)  # as it was before this batch: never quite 1
-        self.sequence += 1
-        journal.trained(steps, lags, report, self.learner.updates)
-        journal.report()
 
     def acting_nets(self) -> nn.ModuleDict:
         """The nets that act in the learner's own process: its own, unless those live on another device."""
@@ -84,14 +70,16 @@ class Job:
     def checkpoint_due(self) -> bool:
         return self.journal.env_steps - self._saved_at >= self.config.checkpoint.every
 
-    def save(self, snapshots: Snapshots, in_flight: int, last: bool = False) -> None:
+    def save(self, feed: Any, snapshots: Snapshots, last: bool = False) -> None:
         """Write a checkpoint; a full disk is reported and training goes on, unless there is no next time."""
         journal = self.journal
-        journal.ledger.in_flight = in_flight
         self._saved_at = journal.env_steps
         try:
             with journal.split.stage("transfer"):
-                self._write(snapshots())
+                states = snapshots()  # first: an actor that fails here takes what it holds back with it
+                journal.ledger.in_flight = feed.in_flight
+                self._write(states)
+                feed.save(last)
         except StorageError as error:
             if last:
                 raise
@@ -112,7 +100,7 @@ class Job:
         meta = {
             "learner": numbers,
             "journal": journal.state(),
-            "sequence": self.sequence,
+            "sequences": self.sequences,
             "actors": actors,
             "exact": exact,
         }
@@ -121,9 +109,9 @@ class Job:
             keep=self.config.checkpoint.keep, best=score,
         )  # fmt: skip
 
-    def close(self, snapshots: Snapshots, in_flight: int) -> None:
+    def close(self, feed: Any, snapshots: Snapshots) -> None:
         """The last checkpoint, and the books."""
-        self.save(snapshots, in_flight, last=True)
+        self.save(feed, snapshots, last=True)
         ledger = self.journal.ledger
         if ledger.imbalance:
             raise LearnerError(f"the ledger does not balance by {ledger.imbalance} steps: {ledger.as_dict()}")
@@ -133,7 +121,7 @@ def restore(job: Job, saved: checkpoint.Checkpoint) -> None:
     """Put a fresh job into the state of a checkpoint."""
     job.learner.load(saved.tensors, saved.meta["learner"])
     job.journal.load(saved.meta["journal"])
-    job.sequence, job._saved_at = saved.meta["sequence"], saved.env_steps
+    job.sequences, job._saved_at, job.resumed_at = list(saved.meta["sequences"]), saved.env_steps, saved.env_steps
     actors = checkpoint.decode_tree(saved.meta["actors"], saved.tensors)
     if saved.meta["exact"]:
         job.snapshots = [actors[str(i)] for i in range(job.config.actors)]

@@ -17,10 +17,10 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
     import msgspec
     import torch
 
-    from rookery.actor import Actor, as_unroll
     from rookery.envs.make import make
     from rookery.pipes.channel import pack_tree, unpack_tree
     from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
+    from rookery.producer import Producer
     from rookery.registry import build_algorithm, decode_config
     from rookery.topologies.faults import FaultPlan
     from rookery.weights import Published
@@ -39,22 +39,23 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
     nets = algorithm.nets()
     published = Published(algorithm, nets)
     vector = torch.empty(published.size)
-    actor = Actor(algorithm, nets, lanes, config.seed, index)
+    producer = Producer(algorithm, nets, lanes, config.seed, index)
+    actor, refresh = producer.actor, getattr(producer.plan.table, "refresh", 0)
     plan = FaultPlan.parse(config.fault_plan).only("actor", index, incarnation)
-    actor.sequence = memory["sequence"]
-    if memory["snapshot"] is not None:
-        actor.restore(unpack_tree(memory["snapshot"]))
-    else:
-        actor.reset(f"{memory['sequence']}.{incarnation}")
+    snapshot = None if memory["snapshot"] is None else unpack_tree(memory["snapshot"])
+    producer.begin(memory["sequence"], f"{memory['sequence']}.{incarnation}", snapshot)
+    version, steps = -1, 0  # of the weights we act with, and steps taken with them
     channel.send({"op": "started"}, timeout=IDLE)
 
     while (order := channel.recv(timeout=IDLE))["op"] != "stop":
         if order["op"] == "snapshot":
-            state = actor.snapshot()
+            state = producer.snapshot()
             channel.send({"op": "snapshot", "state": None if state is None else pack_tree(state)}, timeout=IDLE)
             continue
-        slot, version = order["slot"], board.pull(vector.numpy())
-        published.load(vector)
+        slot = order["slot"]
+        if version < 0 or steps >= refresh:
+            version, steps = board.pull(vector.numpy()), 0
+            published.load(vector)
         slots.begin(slot, index, incarnation, actor.sequence, version)
         before = actor.sequence * actor.plan.unroll
 
@@ -64,7 +65,8 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
             if plan:
                 plan.fire("actor", index, before + row, actor.sequence, incarnation)
 
-        report = actor.unroll(as_unroll(slots.arrays(slot)), version, tick)
+        report = producer.fill(slots.arrays(slot), version, tick)
+        steps += report.steps
         slots.finish(slot)
         channel.send({"op": "full", "slot": slot, "report": msgspec.to_builtins(report)}, timeout=IDLE)
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from rookery.actor import Actor, ActorReport, empty_unroll, unroll_shapes
+from rookery.actor import Actor, ActorReport
 from rookery.config import RunConfig
 from rookery.envs.lanes import Lanes
 from rookery.envs.make import make
 from rookery.errors import EnvError
-from rookery.replay.table import QueueTable
+from rookery.producer import Arrays, Producer, empty_arrays, handover_shapes
 from rookery.topologies.faults import FaultPlan, InjectedFault
+from rookery.topologies.feed import Feed, make_feed
 from rookery.topologies.job import Job
 from rookery.topologies.signals import Signals
 from rookery.topologies.supervise import Restarts
 from rookery.topologies.threads import available_cores
-from rookery.types import EnvSpec, Unroll
+from rookery.types import EnvSpec
 
 
 def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job]) -> Job:
@@ -38,67 +40,70 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
 def _run(job: Job, lanes: list[Lanes]) -> Job:
     config, journal = job.config, job.journal
     nets = job.acting_nets()
-    actors = [Actor(job.algorithm, nets, each, config.seed, index) for index, each in enumerate(lanes)]
+    producers = [Producer(job.algorithm, nets, each, config.seed, index) for index, each in enumerate(lanes)]
     state = job.algorithm.initial_state(nets, 1)
-    shapes = unroll_shapes(job.spec, job.algorithm.plan(), config.envs_per_actor, state)
-    buffers = [empty_unroll(shapes) for _ in actors]
-    table = QueueTable(config.actors)
-    keeper = Keeper(job, lanes)
+    shapes = handover_shapes(job.spec, job.algorithm.plan(), config.envs_per_actor, state)
+    arrays = [empty_arrays(shapes) for _ in producers]
+    feed = make_feed(job, shapes)
+    keeper = Keeper(job, feed, lanes)
+
+    def snapshots() -> list[dict[str, Any] | None]:
+        return [producer.snapshot() for producer in producers]
 
     journal.begin()
     job.threads.acting()
-    for actor in actors:
-        keeper.start(actor)
+    for producer in producers:
+        keeper.start(producer)
     while True:
-        if table.can_sample():
-            job.learn(table)
+        if feed.can_sample():
+            feed.learn()
             job.refresh()
-            if job.checkpoint_due():
-                job.save(lambda: [actor.snapshot() for actor in actors], table.steps)
+        elif job.checkpoint_due():
+            job.save(feed, snapshots)
         elif job.goes_on():
             job.threads.acting()
             with journal.collecting(1) as told:
-                for actor, buffer in zip(actors, buffers):
-                    told(keeper.unroll(actor, buffer))
-                    table.insert(buffer, actor.index, job.sequence)
+                for producer, each in zip(producers, arrays):
+                    report = keeper.fill(producer, each)
+                    told(report)
+                    feed.insert(each, producer.index, report.pending)
         else:
             break
-    job.close(lambda: [actor.snapshot() for actor in actors], table.steps)
+    job.close(feed, snapshots)
     return job
 
 
 class Keeper:
     """Starts actors, and replaces the environments of one that fails: what `supervise` does for processes."""
 
-    def __init__(self, job: Job, lanes: list[Lanes]):
-        self.job, self.lanes = job, lanes
+    def __init__(self, job: Job, feed: Feed, lanes: list[Lanes]):
+        self.job, self.feed, self.lanes = job, feed, lanes
         limits = job.config.supervisor
         self.restarts = [Restarts(limits.restarts, limits.window) for _ in lanes]
         self.incarnation = [0] * len(lanes)
         self.plan = FaultPlan.parse(job.config.fault_plan)
 
-    def start(self, actor: Actor) -> None:
-        snapshots, index = self.job.snapshots, actor.index
-        actor.sequence = self.job.sequence
-        if snapshots and snapshots[index] is not None and self.incarnation[index] == 0:
-            actor.restore(snapshots[index])
-        else:
-            actor.reset(f"{self.job.sequence}.{self.incarnation[index]}")
+    def start(self, producer: Producer) -> None:
+        index, incarnation = producer.index, self.incarnation[producer.index]
+        sequence = self.job.sequences[index]
+        resumed = self.job.snapshots and incarnation == 0
+        producer.begin(sequence, f"{sequence}.{incarnation}", self.job.snapshots[index] if resumed else None)
 
-    def unroll(self, actor: Actor, buffer: Unroll) -> ActorReport:
-        index = actor.index
+    def fill(self, producer: Producer, arrays: Arrays) -> ActorReport:
+        index = producer.index
         while True:
             try:
-                return actor.unroll(buffer, self.job.learner.version, self._tick(actor))
+                return producer.fill(arrays, self.job.learner.version, self._tick(producer.actor))
             except (EnvError, InjectedFault) as cause:
                 error = cause if isinstance(cause, EnvError) else EnvError(str(cause), "worker_error")
                 delay = self.restarts[index].next(error)  # raises the error itself once there were too many
                 self.job.journal.lost(error.steps, error.reason, f"replaced in {delay:.1f} s: {error}")
+                self.feed.lost(index, error.reason)
                 time.sleep(delay)
                 self.incarnation[index] += 1
                 self.lanes[index].close()
-                self.lanes[index] = actor.lanes = make(self.job.config, self.job.config.envs_per_actor)
-                self.start(actor)
+                self.lanes[index] = producer.actor.lanes = make(self.job.config, self.job.config.envs_per_actor)
+                self.start(producer)
 
     def _tick(self, actor: Actor) -> Callable[[int], None] | None:
         if not self.plan:

@@ -56,9 +56,16 @@ class Threads:
     def __init__(self, config: RunConfig, synchronous: bool = True):
         import torch  # not at the top: the supervisor of children must not pay for it
 
-        self._torch = torch
+        self._torch, self._config, self._small = torch, config, False
         self._found = torch.get_num_threads()
+        self.share(synchronous)
+
+    def share(self, synchronous: bool) -> None:
+        """Divide the cores anew: actors that never wait for the learner leave it fewer."""
+        config = self._config
         self.budget = budget(config.threads or available_cores(), config.actors, config.topology, synchronous)
+        if self._small:
+            self.budget = Budget(self.budget.acting, 1)
 
     def acting(self) -> AbstractContextManager[None]:
         return self._switch(self.budget.acting)
@@ -68,7 +75,8 @@ class Threads:
 
     def fit(self, work: float) -> None:
         """Learn with one thread if a minibatch (`work` in multiply-adds) is too small to be worth sharing out."""
-        if work < SMALL:
+        self._small = work < SMALL
+        if self._small:
             self.budget = Budget(self.budget.acting, 1)
 
     def restore(self) -> None:

@@ -76,7 +76,7 @@ def test_what_a_dead_row_contains_changes_nothing(name):
         rig.learner.nets.load_state_dict(start)
         prepared = rig.prepared(each)
         output = rig.learner.gradients(prepared)
-        rig.algorithm.after_update(rig.learner.nets, each, identity)
+        rig.algorithm.after_update(rig.learner.nets, each, identity, 1)
         buffers = [b.clone() for b in rig.learner.nets.buffers()]
         results.append([rig.learner.flat["all"].grad.clone(), output.losses["all"].detach(), *buffers])
         results[-1] += [output.metrics[key] for key in sorted(output.metrics)]

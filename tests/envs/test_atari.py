@@ -41,6 +41,33 @@ def test_the_spec():
     assert lanes_of("ALE/MsPacman-v5").spec.id == "ALE/MsPacman-v5"
 
 
+@pytest.mark.parametrize(
+    "game, options",
+    [
+        ("ALE/Pong-v5", {"max_frames": 2002}),
+        ("ALE/Pong-v5", {"max_frames": 402, "stack": 2, "frame_skip": 1}),
+        ("ALE/Breakout-v5", {"episodic_life": True}),
+    ],
+)
+def test_every_stack_is_the_one_before_moved_by_a_frame(game, options):
+    """So that replay can keep each frame once. First observations of episodes are as they are."""
+    lanes = lanes_of(game, 2, **options)
+    depth = options.get("stack", 4)
+    assert lanes.spec.obs["obs"].stack == depth == lanes.spec.obs["obs"].shape[0]
+    obs, _, terminated, truncated, _ = play(lanes, [1, 2], 1200)
+    ends, compared = terminated | truncated, 0
+    assert ends.sum() > 2
+    for lane in range(2):
+        first = np.concatenate([[True, False], ends[:-1, lane]])  # row t + 2 of an episode that ended in row t
+        for t in np.flatnonzero(~first):
+            assert np.array_equal(obs[t, lane][:-1], obs[t - 1, lane][1:]), t  # final observations too
+            compared += 1
+        if "episodic_life" not in options:  # after a life the game goes on, and so does the stack
+            assert not obs[first, lane][:, :-1].any() and obs[first, lane][:, -1].any(axis=(1, 2)).all()
+    assert compared > 2200
+    assert lanes_of(game, stack=1).spec.obs["obs"].stack == 1
+
+
 def test_seeds_decide_a_lane_and_nothing_else_does():
     together = play(lanes_of("ALE/Pong-v5", 2), [5, 6], 40)
     assert same(together, play(lanes_of("ALE/Pong-v5", 2, threads=2), [5, 6], 40))

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv, VectorWrapper
 
-from rookery.config import AtariConfig
+from rookery.config import AtariConfig, NetConfig
 from rookery.envs.check import Report, check
 from rookery.envs.scripted import Counter
 
 
 class Config:
     def __init__(self, env, **kwargs):
-        self.env, self.env_kwargs, self.atari = env, kwargs, AtariConfig()
+        self.env, self.env_kwargs, self.atari, self.net = env, kwargs, AtariConfig(), NetConfig()
 
 
 class Unseeded(Counter):

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from gymnasium.wrappers import TimeLimit
 
-from rookery.config import AtariConfig
+from rookery.config import AtariConfig, NetConfig
 from rookery.envs.atari import AtariLanes
 from rookery.envs.cartpole import CartPoleVector
 from rookery.envs.lanes import SyncLanes
@@ -21,7 +21,7 @@ from rookery.errors import EnvError, UsageError
 
 class Config:
     def __init__(self, env, **kwargs):
-        self.env, self.env_kwargs, self.atari = env, kwargs, AtariConfig()
+        self.env, self.env_kwargs, self.atari, self.net = env, kwargs, AtariConfig(), NetConfig()
 
 
 # Factories of a user: this module is importable as "test_env_make".
@@ -52,6 +52,7 @@ def failing():
 
 
 NOT_CALLED = 3
+OWN = ("rookery/TMaze-v0", "rookery/RepeatPrevious-v0", "rookery/CartPoleMasked-v0", "rookery/CliffWalk-v0")
 
 
 def test_a_gymnasium_id_runs_in_our_loop_without_watchers():
@@ -69,10 +70,11 @@ def test_cartpole_runs_as_a_batch_with_its_limit():
     assert make(Config("CartPole-v1", max_episode_steps=9), 1).env.limit == 9
 
 
-@pytest.mark.parametrize("env_id", ["rookery/TMaze-v0", "rookery/RepeatPrevious-v0", "rookery/CartPoleMasked-v0"])
+@pytest.mark.parametrize("env_id", OWN)
 def test_our_tasks_run_as_a_batch_and_alone(env_id):
     lanes, single = make(Config(env_id), 2), make_single(Config(env_id))
     assert type(lanes) is VectorLanes and lanes.spec == SyncLanes(env_id, [single]).spec
+    assert [leaf.stack for leaf in lanes.spec.obs.values()] == [1] and not lanes.spec.clipped
 
 
 def test_kwargs_reach_the_environment():
@@ -112,7 +114,6 @@ def test_a_factory_that_takes_num_envs_makes_the_batch(mode, adapter):
         ("something entirely else", {}, r"unknown environment .*package\.module:factory"),
         ("ALE/Pnog-v5", {}, "no Atari game 'Pnog'; did you mean ALE/Pong-v5"),
         ("ALE/Pong-v5", {"difficulty": 1}, "takes no env_kwargs .difficulty.; Atari options"),
-        ("HalfCheetah-v5", {}, r"not installed.*pip install 'rookery\[mujoco\]'"),
         ("LunarLander-v3", {}, r"not installed.*pip install 'gymnasium\[box2d\]'"),
         ("Blackjack-v1", {}, "observation is a Tuple.*FlattenObservation"),
     ],
@@ -122,10 +123,20 @@ def test_a_request_that_cannot_be_met_is_explained(env, kwargs, words):
         make(Config(env, **kwargs), 2)
 
 
-def test_without_ale_py_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ale_py", None)
-    with pytest.raises(UsageError, match=r"ale-py .*pip install 'rookery\[atari\]'"):
-        make(Config("ALE/Pong-v5"), 1)
+@pytest.mark.parametrize(
+    "module, env, words",
+    [
+        ("ale_py", "ALE/Pong-v5", r"ale-py .*pip install 'rookery\[atari\]'"),
+        ("mujoco", "HalfCheetah-v5", r"not installed.*pip install 'rookery\[mujoco\]'"),
+        ("dm_control", "dmc/cartpole-swingup", r"needs dm_control: pip install 'rookery\[dmc\]'"),
+    ],
+)
+def test_without_its_package_the_extra_is_named(monkeypatch, module, env, words):
+    for loaded in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, loaded)  # what was imported while the package was there
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError, match=words):
+        make(Config(env), 1)
 
 
 def test_no_lanes_are_refused():
@@ -178,11 +189,11 @@ def test_a_single_environment_can_be_drawn():
         make_single(Config("test_env_make:nothing"))
 
 
-def test_registration_loads_neither_torch_nor_ale():
+def test_registration_loads_no_torch_and_no_extra():
     code = (
         "import sys, gymnasium, rookery.envs; gymnasium.make('rookery/TMaze-v0'); "
         "from rookery.envs.make import make; from rookery.envs.check import check; "
-        "print(sorted({'torch', 'ale_py'} & set(sys.modules)))"
+        "print(sorted({'torch', 'ale_py', 'dm_control', 'mujoco'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

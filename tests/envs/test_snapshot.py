@@ -8,8 +8,9 @@ import pytest
 from gymnasium.wrappers import NormalizeObservation
 
 from rookery.codec import decode_tree, encode_tree
-from rookery.config import AtariConfig
+from rookery.config import AtariConfig, NetConfig
 from rookery.envs.lanes import SyncLanes
+from rookery.envs.last import LastLanes
 from rookery.envs.make import make
 from rookery.envs.scripted import Counter
 from rookery.envs.snapshot import generator_state, restored_generator
@@ -18,7 +19,7 @@ from rookery.errors import UsageError
 
 class Config:
     def __init__(self, env, **kwargs):
-        self.env, self.env_kwargs, self.atari = env, kwargs, AtariConfig()
+        self.env, self.env_kwargs, self.atari, self.net = env, kwargs, AtariConfig(), NetConfig()
 
 
 def singles(env_id, **kwargs):
@@ -33,6 +34,9 @@ SOURCES = {
     "maze singles": lambda: singles("rookery/TMaze-v0"),
     "repeat batch": lambda: make(Config("rookery/RepeatPrevious-v0", length=6), 3),
     "repeat singles": lambda: singles("rookery/RepeatPrevious-v0", length=6),
+    "walk batch": lambda: make(Config("rookery/CliffWalk-v0", n=3), 3),
+    "walk singles": lambda: singles("rookery/CliffWalk-v0", n=3),
+    "fed with the last action": lambda: LastLanes(make(Config("rookery/TMaze-v0"), 3)),
     "counter, limited": lambda: singles("rookery/Counter-v0", lengths=[3, 9], max_episode_steps=5),
     "faulty, harmless": lambda: singles("rookery/Faulty-v0", fault="none", env="rookery/TMaze-v0"),
 }
@@ -43,7 +47,7 @@ def rows(lanes, steps, first):
     for t in range(first, first + steps):
         action = np.random.default_rng(t).integers(lanes.spec.action.choices[0], size=3)
         obs, *rest = lanes.step(action)
-        out.append([obs["obs"].tolist(), *(column.tolist() for column in rest)])
+        out.append([*(x.tolist() for x in obs.values()), *(column.tolist() for column in rest)])
     return out
 
 

@@ -1,0 +1,355 @@
+"""Deep Q-learning (Mnih et al. 2015) with every part that was added to it, each a switch of its own.
+
+Double-Q (van Hasselt et al. 2016), dueling (Wang et al. 2016), n-step returns and prioritised replay with importance
+weights (Schaul et al. 2016), a categorical distribution of returns (C51: Bellemare et al. 2017), noisy nets (Fortunato
+et al. 2018); all six are Rainbow (Hessel et al. 2018). With many actors, a ladder of epsilons and their own start
+priorities it is Ape-X (Horgan et al. 2018); with a recurrent core, stored states, burn-in and value rescaling it is
+R2D2 (Kapturowski et al. 2019). Recurrence is a property of the net: with a core the memory holds sequences.
+
+Losses are means over a batch of items; the loss of a sequence is the sum over its rows, as in R2D2. So a learning
+rate of a paper that sums (DQN) is the same here only with a normalising optimiser whose epsilon is scaled too.
+
+Not here: the memory (`replay/`), who fills it, and how many learners draw from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from rookery import tree
+from rookery.algorithms.base import Algorithm, Reduce
+from rookery.config import NetConfig, ReplayConfig
+from rookery.errors import UsageError
+from rookery.nets import build
+from rookery.nets.adam import FlatAdam
+from rookery.nets.noisy import factors
+from rookery.nets.qnet import ONLINE, QHead, copy_to_targets, features_sequence, q_nets
+from rookery.nets.quick_q import EpsilonGreedy, QuickQ
+from rookery.nets.rmsprop import FlatAdaGrad, FlatRMSProp
+from rookery.ops.distributional import categorical_cross_entropy, mass_at_ends, project
+from rookery.ops.explore import epsilon_ladder
+from rookery.ops.priority import mixed
+from rookery.ops.qlearning import at_action, huber, nstep, td_target
+from rookery.ops.returns import discounts
+from rookery.ops.schedule import linear
+from rookery.ops.value import value_loss
+from rookery.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
+
+
+@dataclass(frozen=True)
+class DQNConfig:
+    unroll: int = 4  # steps per environment between two insertions into the memory
+    replay: ReplayConfig = field(default_factory=ReplayConfig)  # the memory
+    gamma: float = 0.99  # discount
+    n_step: int = 1  # rewards summed before the value of a later state is trusted
+    lr: float = 6.25e-5  # the optimiser's step size
+    lr_end: float | None = None  # step size at the end of the run, reached linearly; none: constant
+    optimizer: Literal["adam", "rmsprop", "adagrad"] = "adam"  # rmsprop is centered and TensorFlow's
+    optimizer_eps: float = 1.5e-4  # the optimiser's epsilon; under the root for rmsprop
+    decay: float = 0.95  # of rmsprop's averages
+    momentum: float = 0.0  # of rmsprop
+    max_grad_norm: float = 10.0  # clip of the gradient's norm
+    double: bool = True  # the online net chooses the next action, the target net values it
+    dueling: bool = False  # value and advantages from two streams
+    stream: int = 0  # units of the hidden layer of the head, or of each stream; 0: none
+    trunk_scale: bool = False  # multiply the gradient that enters the torso by 1/sqrt(2), for dueling
+    atoms: int = 0  # atoms of a distribution of returns (C51: 51); 0: values are numbers
+    v_min: float = -10.0  # return of the first atom
+    v_max: float = 10.0  # return of the last atom
+    noisy: bool = False  # the head explores by noise in its weights; set both epsilons to 0 then
+    noisy_sigma: float = 0.5  # deviation that noisy weights start with, times 1/sqrt(fan-in)
+    rescale: bool = False  # learn values on R2D2's scale of square roots, instead of clipping rewards
+    loss: Literal["huber", "square"] = "huber"  # of the error; a distribution has the cross-entropy
+    huber: float = 1.0  # errors beyond this have the gradient of this one
+    target_period: int = 2500  # updates between two copies to the target net
+    epsilon_start: float = 1.0  # share of random actions, until the first update
+    epsilon_end: float = 0.01  # share that it falls to, linearly
+    epsilon_share: float = 0.1  # share of the run over which it falls
+    ladder: bool = False  # every environment has an epsilon of its own, constant (Ape-X), instead of the schedule
+    ladder_epsilon: float = 0.4  # the largest of them
+    ladder_alpha: float = 7.0  # the smallest is the largest to the power of 1 + this
+    refresh: int = 0  # steps of an actor between two looks at the weights; 0: every unroll
+    sequence: int = 80  # rows trained on per item, with a recurrent core
+    burn_in: int = 40  # rows before them that only warm the recurrent state up
+    overlap: int = 40  # rows that a sequence shares with the next one of its episode
+    eta: float = 0.9  # a sequence's priority is eta times its largest error and the rest its mean one
+
+
+@dataclass(frozen=True)
+class QBatch:
+    items: Transitions | Sequences
+    noise: torch.Tensor | None = None  # [3, K]: of the online pass, of the choice of the next action, of the target
+
+
+class Rows(NamedTuple):
+    """What the losses compare, of N transitions or of L rows of N sequences: leading axes [N] or [L, N]."""
+
+    online: torch.Tensor  # [..., A] values of all actions, or [..., A, Z] logits
+    action: torch.Tensor
+    reward: torch.Tensor  # n-step sums
+    discount: torch.Tensor
+    bootstrap: torch.Tensor  # [...] value behind them, or [..., Z] probabilities
+
+
+class DQN(Algorithm):
+    Config = DQNConfig
+    groups = {"all": ONLINE}  # noqa: RUF012 - constant
+    published = ("normalizer", *ONLINE, "epsilon")
+
+    def __init__(self, config: DQNConfig, net: NetConfig, spec: EnvSpec, lanes: int):
+        super().__init__(config, net, spec, lanes)
+        self.recurrent = net.core != "none"
+        _check(config, spec, self.recurrent)
+        self.actions = spec.action.choices[0]
+        self.max_grad_norm = config.max_grad_norm
+        self.actor_priorities = config.replay.start == "actor"
+        self.epsilon = torch.tensor(config.epsilon_start)  # as scheduled; actors see it once it is published
+        ladder = epsilon_ladder(lanes, config.ladder_epsilon, config.ladder_alpha).numpy()
+        self._ladder = ladder if config.ladder else None
+        self._rungs: tuple = (None, None)  # lanes, and their epsilons
+        self._quick: tuple[nn.ModuleDict, QuickQ | None] | None = None  # small nets act through numpy
+        self._greedy = EpsilonGreedy(self.actions)
+        self._follows = False  # whether the target nets here come from weights that were pulled
+        self._noise = 0  # numbers of noise that the head of `nets` takes
+        self._rows, self._logp = np.arange(0), np.zeros(0, np.float32)
+
+    def nets(self) -> nn.ModuleDict:
+        c = self.config
+        head = partial(
+            QHead, actions=self.actions, stream=c.stream, dueling=c.dueling, trunk_scale=c.trunk_scale,
+            atoms=torch.linspace(c.v_min, c.v_max, c.atoms) if c.atoms else None,
+            sigma=c.noisy_sigma if c.noisy else 0.0,
+        )  # fmt: skip
+        nets = q_nets(self.spec, self.net, head, c.epsilon_start)
+        self._noise = nets["q"].noise
+        return nets
+
+    def plan(self) -> DataPlan:
+        c = self.config
+        extras = {"q": ((), "float32"), "q_max": ((), "float32")} if self.actor_priorities else {}
+        if not self.recurrent:
+            return DataPlan(c.unroll, c.unroll, Replay(c.replay, c.gamma, c.n_step, refresh=c.refresh), extras)
+        # The n-step sums of sequences are made when learning, where the rows are.
+        table = Replay(c.replay, c.gamma, c.n_step, c.sequence, c.burn_in, c.overlap, c.refresh)
+        return DataPlan(c.unroll, 1, table, extras)
+
+    def initial_state(self, nets: nn.ModuleDict, lanes: int) -> Tree:
+        return build.initial_state(nets, lanes)
+
+    # Acting
+
+    def act(self, nets: nn.ModuleDict, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
+        if self._quick is None or self._quick[0] is not nets or (self._quick[1] and self._quick[1].stale):
+            self._quick = (nets, QuickQ(nets) if QuickQ.fits(nets) else None)
+        noise = None
+        if self._noise and explore is not None:  # every environment has a noise of its own
+            noise = factors(len(tree.leaves(obs)[0]), self._noise, generator=explore.rng)
+        if quick := self._quick[1]:
+            values = quick.values(obs[quick.key].numpy(), None if noise is None else noise.numpy())
+        else:
+            x, state = build.features_step(nets, obs, state)
+            head = nets["q"]
+            values = head.means(head.forward(x, noise)).detach().numpy()
+        # From here in numpy: for a handful of rows, calls of torch cost more than their arithmetic.
+        action = values.argmax(1)
+        if explore is not None:
+            action = self._greedy(action, self._epsilon(nets, explore), explore.rng)
+        if len(self._rows) != len(action):
+            self._rows, self._logp = np.arange(len(action)), np.zeros(len(action), np.float32)
+        extras = {}
+        if self.actor_priorities:
+            extras = {"q": torch.from_numpy(values[self._rows, action]), "q_max": torch.from_numpy(values.max(1))}
+        return ActOutput(action, self._logp, state, extras)
+
+    def _epsilon(self, nets: nn.ModuleDict, explore: Explore) -> float | np.ndarray:
+        if self._ladder is None:
+            return nets["epsilon"].value.item()
+        if self._rungs[0] is not explore.lane:
+            self._rungs = (explore.lane, self._ladder[explore.lane])
+        return self._rungs[1]
+
+    def start_priorities(self, items: dict[str, np.ndarray]) -> np.ndarray | None:
+        """Errors as the actor sees them, from the values it acted by: no network runs.
+
+        Of the means, also where the learner's priorities are cross-entropies of distributions.
+        """
+        if not self.actor_priorities:
+            return None
+        c = self.config
+        if not self.recurrent:
+            names = ("reward", "discount", "next_q_max", "q")
+            reward, discount, behind, q = (torch.from_numpy(items[name]) for name in names)
+            return (td_target(reward, discount, behind, c.rescale) - q).abs_().numpy()
+        names = ("reward", "terminated", "truncated", "live", "q", "q_max")
+        reward, terminated, truncated, live, q, best = (torch.from_numpy(items[name]).T[c.burn_in :] for name in names)
+        behind = torch.cat([best[1:], torch.from_numpy(items["next_q_max"]).unsqueeze(0)])  # of the rows 1 to L
+        steps = nstep(reward, *discounts(terminated, truncated, c.gamma), c.n_step)
+        target = td_target(steps.reward, steps.discount, behind.gather(0, steps.row - 1), c.rescale)
+        return mixed((target - q).abs_(), live, c.eta).numpy()
+
+    # Learning
+
+    def minibatches(self, batch: Transitions | Sequences, rng: torch.Generator) -> Iterator[QBatch]:
+        if not self._noise:
+            yield QBatch(batch)
+        else:
+            yield QBatch(batch, factors(3, self._noise, generator=rng).to(batch.weight.device))
+
+    def losses(self, nets: nn.ModuleDict, batch: QBatch) -> LossOutput:
+        items, head = batch.items, nets["q"]
+        noise = (None, None, None) if batch.noise is None else batch.noise.unbind(0)
+        rows = (self._sequences if self.recurrent else self._transitions)(nets, items, noise)
+        taken = at_action(rows.online, rows.action)
+        metrics = {}
+        if self.config.atoms:
+            target = project(
+                rows.bootstrap.flatten(0, -2), head.atoms, rows.reward.flatten(), rows.discount.flatten()
+            ).view_as(rows.bootstrap)
+            loss = categorical_cross_entropy(taken, target)
+            size = loss.detach()
+            metrics["mass_at_ends"] = mass_at_ends(target)
+        else:
+            target = td_target(rows.reward, rows.discount, rows.bootstrap, self.config.rescale)
+            square = self.config.loss == "square"
+            loss = value_loss(taken, target) if square else huber(taken, target, self.config.huber)
+            size = (target - taken.detach()).abs_()
+        metrics |= {"q": head.means(taken.detach()), "error": size}
+        if self.recurrent:
+            live = items.live[self.config.burn_in :]
+            weight = live / live.sum().clamp(min=1)
+            metrics = {name: (x * weight).sum() for name, x in metrics.items()}
+            loss, size = torch.where(live, loss, 0.0).sum(0), mixed(size, live, self.config.eta)
+        else:
+            metrics = {name: x.mean() for name, x in metrics.items()}
+        loss = torch.dot(loss, items.weight) / len(loss)
+        metrics["loss"] = loss.detach()
+        if self._ladder is None:
+            metrics["epsilon"] = self.epsilon.to(loss.device)
+        return LossOutput({"all": loss}, metrics, priorities=size)
+
+    def _transitions(self, nets: nn.ModuleDict, items: Transitions, noise: tuple) -> Rows:
+        normalizer, head = nets["normalizer"], nets["q"]
+        online = head(nets["torso"](normalizer(items.obs)), noise[0])
+        # Not one pass for both observations: the backward pass would be twice as large, and that costs more.
+        with torch.no_grad():
+            obs = normalizer(items.next_obs)
+            target = nets["target_q"](nets["target_torso"](obs), noise[2])
+            choice = head(nets["torso"](obs), noise[1]) if self.config.double else target
+            return Rows(online, items.action, items.reward, items.discount, _bootstrap(head, choice, target))
+
+    def _sequences(self, nets: nn.ModuleDict, items: Sequences, noise: tuple) -> Rows:
+        """Both nets start from the stored state and warm up on their own; only rows behind the burn-in are trained."""
+        c, head = self.config, nets["q"]
+        obs, state = nets["normalizer"](items.obs), items.state
+        reset = _resets(items.live)
+        burn, rest = (tree.map(lambda x: x[: c.burn_in], obs), tree.map(lambda x: x[c.burn_in :], obs))
+        with torch.no_grad():
+            x, _ = features_sequence(nets, obs, state, reset, "target_")
+            target = nets["target_q"](x[c.burn_in + 1 :], noise[2])  # of the rows 1 to L, behind each trained one
+            if c.burn_in:
+                _, state = features_sequence(nets, burn, state, reset[: c.burn_in])
+        x, _ = features_sequence(nets, rest, state, reset[c.burn_in :])
+        if noise[0] is None:
+            out = head(x)
+            online, choice = out[:-1], out[1:].detach()
+        else:
+            online, choice = head(x[:-1], noise[0]), head(x[1:].detach(), noise[1]).detach()
+        bootstrap = _bootstrap(head, choice if c.double else target, target)
+        reward, terminated, truncated = (x[c.burn_in :] for x in (items.reward, items.terminated, items.truncated))
+        steps = nstep(reward, *discounts(terminated, truncated, c.gamma), c.n_step)
+        row = steps.row - 1
+        if c.atoms:
+            row = row.unsqueeze(-1).expand_as(bootstrap)
+        return Rows(online, items.action[c.burn_in :], steps.reward, steps.discount, bootstrap.gather(0, row))
+
+    def after_update(
+        self, nets: nn.ModuleDict, batch: Transitions | Sequences | None, reduce: Reduce, updates: int
+    ) -> None:
+        if updates % self.config.target_period == 0:
+            copy_to_targets(nets)
+        nets["epsilon"].value.copy_(self.epsilon)
+        if nets["normalizer"].keys and batch is not None:
+            # Of what is drawn: every step counts as often as it is trained on.
+            obs = tree.map(lambda x: x[:-1], batch.obs) if self.recurrent else batch.obs
+            live = batch.live if self.recurrent else torch.ones_like(batch.reward, dtype=torch.bool)
+            nets["normalizer"].update(obs, live, reduce)
+
+    def pulled(self, nets: nn.ModuleDict, before: int, now: int) -> None:
+        # The first weights too: a target of one's own beginning would be a stranger to them.
+        if not self._follows or before // self.config.target_period != now // self.config.target_period:
+            copy_to_targets(nets)
+        self._follows = True
+
+    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
+        c = self.config
+        make = {
+            "adam": lambda p: FlatAdam(p, c.lr, c.optimizer_eps),
+            "rmsprop": lambda p: FlatRMSProp(p, c.lr, c.decay, c.optimizer_eps, c.momentum, centered=True),
+            "adagrad": lambda p: FlatAdaGrad(p, c.lr, c.optimizer_eps),
+        }[c.optimizer]
+        return {name: make(parameter) for name, parameter in parameters.items()}
+
+    def work(self, nets: nn.ModuleDict) -> float:
+        if any(leaf.kind == "image" for leaf in self.spec.obs.values()):
+            return math.inf
+        rows = self.config.replay.batch * ((self.config.burn_in + self.config.sequence) if self.recurrent else 1)
+        return rows * sum(p.numel() for name in ONLINE if name in nets for p in nets[name].parameters())
+
+    def schedule(self, progress: float) -> dict[str, float]:
+        c = self.config
+        self.epsilon.fill_(linear(c.epsilon_start, c.epsilon_end, progress / c.epsilon_share))
+        return {"all": linear(c.lr, c.lr if c.lr_end is None else c.lr_end, progress)}
+
+
+def _bootstrap(head: QHead, choice: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """What the target net says of the action that `choice` values most: [...], or probabilities [..., Z]."""
+    best = at_action(target, head.means(choice).argmax(-1))
+    return best if head.atoms is None else best.softmax(-1)
+
+
+def _resets(live: torch.Tensor) -> torch.Tensor:
+    """[S, N] live rows -> [S+1, N]: the state is zeroed before the first live row, where rows are missing before it.
+
+    (Behind an episode's end it may run on: nobody reads it, and every reset costs.)
+    """
+    reset = torch.zeros(len(live) + 1, live.shape[1], dtype=torch.bool, device=live.device)
+    torch.logical_and(live[1:], ~live[:-1], out=reset[1:-1])
+    return reset
+
+
+def _check(config: DQNConfig, spec: EnvSpec, recurrent: bool) -> None:
+    """UsageError for what cannot be met, with the fix."""
+    if spec.action.kind != "discrete":
+        kind = {"box": "continuous (a box)", "multi": "several choices at once (multi)"}[spec.action.kind]
+        fix = "for boxes use ddpg, d4pg, apex_dpg or ppo" if spec.action.kind == "box" else "use ppo"
+        raise UsageError(f"DQN needs discrete actions, one value each, and those of {spec.id} are {kind}; {fix}")
+    least = {"unroll": 1, "n_step": 1, "target_period": 1, "stream": 0, "refresh": 0}
+    least |= {"sequence": 1, "burn_in": 0, "overlap": 0} if recurrent else {}
+    for name, value in least.items():
+        if getattr(config, name) < value:
+            raise UsageError(f"algo.{name} is {getattr(config, name)}; it must be {value} or more")
+    for name in ("gamma", "epsilon_start", "epsilon_end", "epsilon_share", "ladder_epsilon", "eta"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise UsageError(f"algo.{name} is {getattr(config, name)}; it must be between 0 and 1")
+    for name in ("epsilon_share", "huber", "noisy_sigma"):
+        if getattr(config, name) <= 0:
+            raise UsageError(f"algo.{name} is {getattr(config, name)}; it must be above 0")
+    if recurrent and config.overlap >= config.sequence:
+        raise UsageError(f"algo.overlap {config.overlap} must be less than algo.sequence {config.sequence}")
+    if config.atoms and (config.atoms < 2 or config.v_min >= config.v_max):
+        raise UsageError(
+            f"{config.atoms} atoms from {config.v_min} to {config.v_max} span nothing; use algo.atoms 2 or more, 51 is "
+            "usual, with algo.v_min below algo.v_max, or 0 for values that are numbers"
+        )
+    if config.atoms and config.rescale:
+        raise UsageError("algo.rescale is for values that are numbers; with algo.atoms choose v_min and v_max instead")
+    if config.trunk_scale and not config.dueling:
+        raise UsageError("algo.trunk_scale balances the two streams of algo.dueling, which is off; turn one of them")

@@ -1,0 +1,351 @@
+"""A replay memory on disk: streamed from a snapshot by a background thread, verified whole before it is loaded.
+
+A saved memory is a folder `step-000000123456/` beside the checkpoints (see files.py for how it comes to be complete or
+absent): `manifest.json`, the small state in `meta.json` and `tensors.safetensors`, and the bulk arrays as
+`rows-00000.safetensors`, …: consecutive rows of one array each, at most 256 MiB, plain bytes. Nothing is compressed,
+nothing can run code. What the rows mean is the replay table's affair.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import struct
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rookery import files as disk
+from rookery.codec import encode_tree
+from rookery.errors import CheckpointError, RookeryError, StorageError
+from rookery.files import MANIFEST, MAX_JSON, META, META_PREFIX, TENSORS, Damage, FileEntry, FileLayer
+from rookery.replay.snapshot import CHUNK, Snapshot, Table
+
+SCHEMA = 1
+SEGMENT = 256 << 20  # bytes of rows per file: what has to be synced at once
+HEADROOM = 1 << 20  # bytes of disk for headers and manifest
+
+_SEGMENT_NAME = re.compile(r"rows-\d{5,}\.safetensors")
+
+
+class ArrayEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rows: int
+    used: int  # the first so many are stored
+    width: int  # bytes of a row
+
+
+class SegmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    array: str
+    first: int  # row
+    rows: int
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    schema: int
+    env_steps: int
+    versions: dict[str, str]
+    arrays: dict[str, ArrayEntry]
+    segments: dict[str, SegmentEntry]
+    files: dict[str, FileEntry]
+
+
+# Writing
+
+
+def save(folder: Path, env_steps: int, snapshot: Snapshot, files: FileLayer | None = None, keep: int = 1) -> Path:
+    """Write a snapshot and close it; keep the newest `keep` in all. On StorageError the older ones are as they were."""
+    if keep < 1:
+        raise ValueError(f"keep {keep} would remove the memory just written; use 1 or more")
+    files, folder = files or FileLayer(), Path(folder)
+    target = folder / disk.step_name(env_steps)
+    with snapshot:
+        disk.sweep(folder, files, _sound)
+        try:
+            part, tensors = encode_tree(snapshot.state, META_PREFIX)
+            state = {name: tensor.numpy() for name, tensor in tensors.items()}
+            _check_room(folder, snapshot.bytes + sum(array.nbytes for array in state.values()), files)
+            disk.publish(folder, target, lambda to: _fill(to, int(env_steps), snapshot, part, state, files), files)
+        except OSError as error:
+            raise StorageError(
+                f"replay memory {target} could not be written: {error.strerror or error}; the one before is untouched. "
+                "Free space on that disk, or check its permissions"
+            ) from error
+    disk.prune(folder, target, keep, files, _sound)
+    return target
+
+
+def _check_room(folder: Path, need: int, files: FileLayer) -> None:
+    place = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    have = files.free(place)
+    if have < need + HEADROOM:
+        raise StorageError(
+            f"replay memory: need {(need + HEADROOM) / 2**30:.2f} GiB on the disk of {folder}, have {have / 2**30:.2f} "
+            "GiB; free some, or use a smaller --algo.replay.capacity or --algo.replay.save false"
+        )
+
+
+def _fill(
+    folder: Path, env_steps: int, snapshot: Snapshot, part: Any, state: dict[str, np.ndarray], files: FileLayer
+) -> None:
+    """All files of a saved memory, the manifest last."""
+    entries, segments = {}, {}
+    for array, (_, _, width) in snapshot.shapes.items():
+        for first, rows in snapshot.segments(array, SEGMENT):
+            name = f"rows-{len(segments):05d}.safetensors"
+            segments[name] = segment = SegmentEntry(array, first, rows)
+            chunks = snapshot.chunks(array, first, rows)
+            entries[name] = _stream(folder / name, _segment_header(segment, width), chunks, files)
+    order = sorted(state, key=lambda name: -state[name].itemsize)  # descending: every tensor is aligned
+    header = _header({name: (_code(state[name]), state[name].shape, state[name].nbytes) for name in order})
+    entries[TENSORS] = _stream(folder / TENSORS, header, _blocks(state[name] for name in order), files)
+    entries[META] = _stream(folder / META, disk.pretty(part), (), files)
+    arrays = {name: ArrayEntry(*shape) for name, shape in snapshot.shapes.items()}
+    manifest = Manifest(SCHEMA, env_steps, disk.versions(), arrays, segments, entries)
+    _stream(folder / MANIFEST, disk.seal(manifest), (), files)
+
+
+def _stream(path: Path, head: bytes, blocks: Iterable[np.ndarray], files: FileLayer) -> FileEntry:
+    """Write one file piece by piece, and sync it. Hashing and writing let other threads run."""
+    summed, size = hashlib.blake2b(head, digest_size=32), len(head)
+    files.write(path, head)
+    for block in blocks:
+        view = memoryview(block).cast("B") if block.nbytes else memoryview(b"")
+        summed.update(view)
+        files.append(path, view)
+        size += len(view)
+    files.fsync(path)
+    return FileEntry(size, summed.hexdigest())
+
+
+def _blocks(arrays: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    for array in arrays:
+        flat = array.reshape(-1).view(np.uint8)
+        yield from (flat[at : at + CHUNK] for at in range(0, len(flat), CHUNK))
+
+
+def _header(tensors: dict[str, tuple[str, tuple[int, ...], int]], about: dict[str, str] | None = None) -> bytes:
+    """The beginning of a safetensors file: name -> (type, shape, bytes), in the order they follow."""
+    entries, end = {"__metadata__": about or {}}, 0
+    for name, (dtype, shape, size) in tensors.items():
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (end, end + size)}
+        end += size
+    text = msgspec.json.encode(entries)
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _segment_header(segment: SegmentEntry, width: int) -> bytes:
+    shape = (segment.rows, width)
+    return _header({segment.array: ("U8", shape, segment.rows * width)}, {"first": str(segment.first)})
+
+
+def _code(array: np.ndarray) -> str:
+    """The safetensors name of a type."""
+    kind = {"f": "F", "i": "I", "u": "U"}.get(array.dtype.kind)
+    if array.dtype != bool and kind is None:
+        raise CheckpointError(f"the state of a replay memory holds {array.dtype}; use numbers")
+    return f"{kind}{8 * array.itemsize}" if kind else "BOOL"
+
+
+# Reading
+
+
+def find(folder: Path, env_steps: int) -> Path | None:
+    """The memory saved at that step, else the newest older one (old experience is still experience), else None."""
+    found = [path for steps, path in disk.entries(Path(folder)) if steps <= env_steps]
+    return found[-1] if found else None
+
+
+def load(path: Path, table: Table) -> int:
+    """Fill a table that has the sizes of the one saved; returns the environment steps the memory was saved at.
+
+    Everything is verified before the table is touched; what cannot be used is a CheckpointError.
+    """
+    path = Path(path)
+    try:
+        arrays = table.arrays()
+        manifest = _manifest(path)
+        _check_fit(manifest, arrays)
+        for name in manifest.segments:
+            _verify(path, name, manifest, manifest.files[name])
+        blobs = {name: disk.read_verified(path, name, manifest.files[name], _limit(name)) for name in (META, TENSORS)}
+        state, _ = disk.unpack(blobs)
+        _check_state(state, table.state(), "state")
+        for name in manifest.segments:
+            _read_rows(path, name, manifest, arrays)
+        try:
+            table.load(state)
+        except (CheckpointError, KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
+            raise Damage(f"{META} does not fit this memory ({type(error).__name__}: {error})") from error
+    except Damage as error:
+        raise CheckpointError(
+            f"replay memory {path}: {error}. Restore it from a copy, or remove the folder to go on with an empty memory"
+        ) from error
+    return manifest.env_steps
+
+
+def _sound(path: Path) -> Manifest | None:
+    """The manifest, if it is valid and every file has the size it says: the check that reads no rows."""
+    try:
+        manifest = _manifest(path)
+        for name, entry in manifest.files.items():
+            os.close(disk.open_file(path, name, entry.size, _limit(name)))
+    except Damage:
+        return None
+    return manifest
+
+
+def _manifest(path: Path) -> Manifest:
+    """A manifest whose segments are all of the rows in use, each once."""
+    manifest = disk.unseal(path, Manifest, SCHEMA)
+    if manifest.schema != SCHEMA or manifest.env_steps < 0:
+        raise Damage(f"{MANIFEST} has another schema or negative steps")
+    names = set(manifest.segments)
+    if set(manifest.files) != {META, TENSORS} | names or not all(map(_SEGMENT_NAME.fullmatch, names)):
+        raise Damage(f"{MANIFEST} names other files: {sorted(manifest.files)[:4]}")
+    if strange := {segment.array for segment in manifest.segments.values()} - set(manifest.arrays):
+        raise Damage(f"{MANIFEST} has segments of an array {min(strange)!r} that is not there")
+    ends = dict.fromkeys(manifest.arrays, 0)
+    for segment in sorted(manifest.segments.values(), key=lambda segment: segment.first):
+        if segment.first != ends[segment.array] or segment.rows < 1:
+            raise Damage(f"{MANIFEST}: rows of {segment.array} are missing or there twice, at {segment.first}")
+        ends[segment.array] += segment.rows
+    for array, entry in manifest.arrays.items():
+        if ends[array] != entry.used or not 0 <= entry.used <= entry.rows or entry.width < 0:
+            raise Damage(f"{MANIFEST}: {array} has {ends[array]} rows instead of {entry.used} of {entry.rows}")
+    for name, segment in manifest.segments.items():
+        width = manifest.arrays[segment.array].width
+        if manifest.files[name].size != len(_segment_header(segment, width)) + segment.rows * width:
+            raise Damage(f"{MANIFEST}: {name} cannot hold {segment.rows} rows of {width} bytes")
+    return manifest
+
+
+def _check_fit(manifest: Manifest, arrays: dict[str, np.ndarray]) -> None:
+    saved = {name: (entry.rows, entry.width) for name, entry in manifest.arrays.items()}
+    here = {name: array.shape for name, array in arrays.items()}
+    for name in sorted(saved.keys() | here.keys()):
+        if saved.get(name) != here.get(name):
+            raise Damage(
+                f"it is of another memory: {name} is {saved.get(name, 'absent')} there and {here.get(name, 'absent')} "
+                "here (rows, bytes); the capacity, the observations and the kind of items must be the same"
+            )
+
+
+def _check_state(saved: Any, here: Any, where: str) -> None:
+    """That a table's state has the parts of this one's: a table of another kind must not be half loaded."""
+    if isinstance(here, dict):
+        if not isinstance(saved, dict) or saved.keys() != here.keys():
+            raise Damage(f"it is of another memory: {where} has other parts; sampler and remover must be the same")
+        for key in here:
+            _check_state(saved[key], here[key], f"{where}/{key}")
+    elif isinstance(here, np.ndarray):
+        kind = (saved.dtype, saved.ndim) if isinstance(saved, np.ndarray) else type(saved).__name__
+        if kind != (here.dtype, here.ndim):
+            raise Damage(f"it is of another memory: {where} is {kind} there and {(here.dtype, here.ndim)} here")
+
+
+def _pieces(path: Path, name: str, size: int) -> Iterator[memoryview]:
+    """A file of that size, piece by piece; each is valid until the next."""
+    buffer = memoryview(bytearray(min(CHUNK, size)))
+    try:
+        with open(disk.open_file(path, name, size), "rb", buffering=0) as file:
+            while size:
+                got = file.readinto(buffer[: min(len(buffer), size)])
+                if not got:
+                    raise Damage(f"{name} ended {size} bytes early")
+                size -= got
+                yield buffer[:got]
+    except OSError as error:
+        raise Damage(f"{name} cannot be read ({error.strerror})") from error
+
+
+def _verify(path: Path, name: str, manifest: Manifest, entry: FileEntry) -> None:
+    segment = manifest.segments[name]
+    head, seen = _segment_header(segment, manifest.arrays[segment.array].width), b""
+    summed = hashlib.blake2b(digest_size=32)
+    for piece in _pieces(path, name, entry.size):
+        summed.update(piece)
+        seen += bytes(piece[: len(head) - len(seen)])
+    if summed.hexdigest() != entry.blake2b:
+        raise Damage(f"{name} does not match its digest: the file is damaged")
+    if seen != head:
+        raise Damage(f"{name} holds something else than rows {segment.first}.. of {segment.array}")
+
+
+def _read_rows(path: Path, name: str, manifest: Manifest, arrays: dict[str, np.ndarray]) -> None:
+    """Put a segment's rows, verified before, where they belong."""
+    segment = manifest.segments[name]
+    rows = arrays[segment.array][segment.first : segment.first + segment.rows]
+    flat, at = rows.reshape(-1), -len(_segment_header(segment, rows.shape[1]))
+    for piece in _pieces(path, name, manifest.files[name].size):
+        body = piece[max(0, -at) :]
+        flat[max(0, at) : at + len(piece)] = body
+        at += len(piece)
+
+
+def _limit(name: str) -> int | None:
+    return MAX_JSON if name == META else None
+
+
+class Writer:
+    """Saves snapshots in a thread of its own, one at a time. A crash or a full disk costs the copy, never the run."""
+
+    def __init__(self, files: FileLayer | None = None, keep: int = 1):
+        self._files, self._keep = files, keep
+        self._thread: threading.Thread | None = None
+        self._snapshot: Snapshot | None = None
+        self._errors: list[StorageError] = []
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, folder: Path, env_steps: int, snapshot: Snapshot) -> bool:
+        """Begin to save, and own the snapshot; False, and the snapshot closed, while another is being saved."""
+        if self.busy:
+            if snapshot is not self._snapshot:
+                snapshot.close()
+            return False
+        self._snapshot = snapshot
+        self._thread = threading.Thread(
+            target=self._run, args=(folder, env_steps, snapshot), name="replay-writer", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more threads to be had
+            self._thread = None
+            snapshot.close()
+            self._errors.append(StorageError(f"replay memory of step {env_steps} was not saved: {error}"))
+            return False
+        return True
+
+    def poll(self) -> StorageError | None:
+        """The oldest error not yet told; each is told once."""
+        return self._errors.pop(0) if self._errors else None
+
+    def join(self, timeout: float) -> bool:
+        """Wait at most so many seconds; whether nothing is being saved any more."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+        return not self.busy
+
+    def cancel(self) -> None:
+        """Give up what is being saved, soon: `join` waits for it. What was saved before stays."""
+        if self._snapshot is not None and self.busy:
+            self._snapshot.close()
+
+    def _run(self, folder: Path, env_steps: int, snapshot: Snapshot) -> None:
+        try:
+            save(folder, env_steps, snapshot, self._files, self._keep)
+        except StorageError as error:
+            self._errors.append(error)
+        except Exception as error:  # whatever it is, it must not be lost with the thread
+            what = str(error) if isinstance(error, RookeryError) else f"{type(error).__name__}: {error}"
+            wrapped = StorageError(f"replay memory of step {env_steps} was not saved: {what}")
+            wrapped.__cause__ = error
+            self._errors.append(wrapped)

@@ -1,0 +1,74 @@
+"""What one actor hands over: unrolls as they are, or the items of a replay memory, which it builds from them itself.
+
+An Ape-X actor computes its n-step transitions and their start priorities (Horgan et al. 2018, algorithm 1); a PPO
+actor hands over what it saw. Either way it fills arrays that it is given, and knows nothing of where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from rookery.actor import Actor, ActorReport, as_unroll, empty_unroll, unroll_shapes
+from rookery.algorithms.base import Algorithm
+from rookery.envs.lanes import Lanes
+from rookery.replay.builder import make_builder, parcel_shapes
+from rookery.types import DataPlan, EnvSpec, Queue
+
+Shapes = dict[str, tuple[tuple[int, ...], str]]
+Arrays = dict[str, np.ndarray]
+
+
+class Producer:
+    def __init__(self, algorithm: Algorithm, nets: nn.ModuleDict, lanes: Lanes, seed: int, index: int = 0):
+        self.actor = Actor(algorithm, nets, lanes, seed, index)
+        self.index, self.plan, self._builder = index, self.actor.plan, None
+        if not isinstance(self.plan.table, Queue):
+            state = algorithm.initial_state(nets, 1)
+            self._scratch = empty_unroll(unroll_shapes(lanes.spec, self.plan, lanes.count, state))
+            self._builder = make_builder(lanes.spec, self.plan, lanes.count, algorithm.start_priorities)
+
+    def begin(self, sequence: int, life: str, snapshot: dict[str, Any] | None = None) -> None:
+        """Start with unroll number `sequence`: where a snapshot ended, or with new episodes in a life of that name."""
+        self.actor.sequence = sequence
+        if snapshot is not None:
+            self.actor.restore(snapshot)
+            if self._builder is not None:
+                self._builder.load(snapshot["builder"])
+            return
+        self.actor.reset(life)
+        if self._builder is not None:
+            self._builder.reset()
+
+    def fill(self, arrays: Arrays, version: int, tick: Callable[[int], None] | None = None) -> ActorReport:
+        """Take the next unroll and fill the arrays with what comes of it. `tick(row)` is called before each step."""
+        if self._builder is None:
+            return self.actor.unroll(as_unroll(arrays), version, tick)
+        report = self.actor.unroll(self._scratch, version, tick)
+        started = perf_counter()
+        self._builder.build(self._scratch, arrays)
+        report.pending = int(self._builder.pending)
+        report.total_s += perf_counter() - started
+        return report
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """What a checkpoint needs to go on exactly; None where the environments cannot be restored."""
+        snapshot = self.actor.snapshot()
+        if snapshot is not None and self._builder is not None:
+            snapshot["builder"], snapshot["pending"] = self._builder.state(), int(self._builder.pending)
+        return snapshot
+
+
+def handover_shapes(spec: EnvSpec, plan: DataPlan, lanes: int, state: Any) -> Shapes:
+    """Shapes of the arrays that an actor fills; `state` is an initial state of any number of lanes."""
+    if isinstance(plan.table, Queue):
+        return unroll_shapes(spec, plan, lanes, state)
+    return parcel_shapes(spec, plan, lanes, state)
+
+
+def empty_arrays(shapes: Shapes) -> Arrays:
+    return {path: np.zeros(shape, dtype) for path, (shape, dtype) in shapes.items()}

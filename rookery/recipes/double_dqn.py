@@ -1,0 +1,19 @@
+"""Double DQN (van Hasselt et al. 2016): the online net chooses the next action, the target net values it.
+
+The Atari row has the paper's tuned numbers: a slower target (30,000 steps), a smaller final epsilon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rookery.recipes import dqn
+
+ATARI = {"algo.double": True, "algo.target_period": 7_500, "algo.epsilon_end": 0.01}
+
+RECIPE = dataclasses.replace(
+    dqn.RECIPE,
+    name="double_dqn",
+    about="DQN that chooses actions with one net and values them with the other",
+    presets=dqn.presets(ATARI, {"algo.double": True}, "van Hasselt et al. 2016, tuned, as in DQN Zoo"),
+)

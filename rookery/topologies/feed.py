@@ -1,0 +1,232 @@
+"""Between the actors and the learner: where data waits, and what one update takes from there.
+
+Two feeds, one for each kind of table. `QueueFeed` trains on every unroll once. `ReplayFeed` keeps items in a memory,
+draws batches, writes priorities back, trims, and has the memory saved beside the checkpoints. A topology asks
+`can_sample`, then calls `learn`; it inserts what the actors deliver.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cached_property
+
+from rookery import memory_file
+from rookery.actor import as_unroll
+from rookery.errors import UsageError
+from rookery.pipes.machine import Machine
+from rookery.producer import Arrays, Shapes
+from rookery.replay.memory import ReplayTable, Sample
+from rookery.replay.snapshot import Snapshot
+from rookery.replay.table import QueueTable
+from rookery.topologies.job import Job
+from rookery.types import Queue, Replay
+
+Release = Callable[[], None]
+SPARE = 0.9  # share of the free memory that a replay memory may take
+LAST_SAVE = 3600.0  # seconds the memory of a finished run may take to reach the disk
+CLIPPED = 0.05  # share of a value distribution's mass at its ends that is worth a warning
+
+
+class QueueFeed:
+    synchronous = True
+
+    def __init__(self, job: Job):
+        self.job, self.table = job, QueueTable(job.config.actors)
+
+    @property
+    def in_flight(self) -> int:
+        return self.table.steps
+
+    def can_sample(self) -> bool:
+        return self.table.can_sample()
+
+    def insert(self, arrays: Arrays, actor: int, pending: int = 0, release: Release = lambda: None) -> None:
+        self.table.insert(as_unroll(arrays), actor, self.job.sequences[actor], release)
+        self.job.sequences[actor] += 1
+
+    def learn(self) -> None:
+        """Train on the next batch and tell the journal."""
+        job, journal, split = self.job, self.job.journal, self.job.journal.split
+        journal.queue_depth = len(self.table)
+        with split.stage("transfer"):
+            batch = self.table.sample()
+            steps = int(batch.live.sum())
+            lags = (job.learner.version - batch.version).numpy()
+        with split.stage("learn"):
+            job.threads.learning()
+            report = job.learner.step(batch, journal.progress)  # as it was before this batch: never quite 1
+        journal.trained(steps, lags, report, job.learner.updates)
+        journal.report()
+
+    def lost(self, actor: int, reason: str) -> None:
+        """An actor was replaced: nothing of it waits here that a new one could not continue."""
+
+    def restore(self) -> None:
+        self.job.journal.settle(0)
+
+    def save(self, last: bool = False) -> None:
+        pass
+
+
+class ReplayFeed:
+    def __init__(self, job: Job, shapes: Shapes):
+        plan = job.algorithm.plan().table
+        assert isinstance(plan, Replay), plan
+        self.job, self.plan, self.memory = job, plan, plan.memory
+        _check_room(plan, shapes, job)
+        self.table = ReplayTable(plan, shapes, job.spec, job.config.actors, job.config.seed)
+        self.lock = threading.Lock()  # loader threads draw while new items come in
+        self.pending = [0] * job.config.actors  # steps the actors hold back until an item is whole
+        self.ahead = 0  # steps in batches that were drawn and not trained on yet
+        self.idle_s = 0.0  # time the learner had nothing to train on
+        self._turn = False  # without a ratio, one update follows each insertion
+        self._warned = False
+        self._writer = memory_file.Writer()
+        job.journal.paced_by_env = True
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether actors and learner take turns, in a ratio kept exactly."""
+        return self.memory.samples_per_insert > 0 and self.memory.slack == 0
+
+    @property
+    def in_flight(self) -> int:
+        return self.table.steps_waiting + sum(self.pending) + self.ahead
+
+    def can_sample(self) -> bool:
+        return self.table.can_sample() and (self.memory.samples_per_insert > 0 or self._turn)
+
+    def can_insert(self) -> bool:
+        return self.table.can_insert()
+
+    def insert(self, arrays: Arrays, actor: int, pending: int = 0, release: Release = lambda: None) -> None:
+        with self.lock:
+            self.table.insert(arrays, actor)
+        release()
+        self.pending[actor], self._turn = pending, True
+        self.job.sequences[actor] += 1
+        self.job.journal.ledger.evicted = self._evicted_before + self.table.steps_evicted
+
+    def learn(self) -> None:
+        """Draw a batch, train on it and write its priorities back."""
+        with self.job.journal.split.stage("transfer"):
+            sample = self.table.sample(self.job.journal.progress)
+        self.train(sample)
+
+    def train(self, sample: Sample) -> None:
+        job, learner, journal, split = self.job, self.job.learner, self.job.journal, self.job.journal.split
+        due = journal.due
+        with split.stage("learn"):
+            job.threads.learning()
+            report = learner.step(sample.batch, journal.progress, tell=due)
+        with split.stage("transfer"):
+            with self.lock:
+                if report.priorities is not None:
+                    self.table.update(sample.keys, report.priorities.numpy())
+                if self.memory.remover == "soft" and learner.version % self.memory.remove_every == 0:
+                    self.table.remove_to_fit()
+            lags = learner.version - 1 - sample.batch.version.numpy()
+        self._turn = False
+        journal.trained(sample.fresh, lags, report, learner.updates)
+        journal.ledger.evicted = self._evicted_before + self.table.steps_evicted
+        if due:
+            self._tell()
+            journal.queue_depth = len(self.table)
+            self._look(report.metrics)
+        journal.report()
+
+    def _tell(self) -> None:
+        idle = self.idle_s / max(1e-9, self.job.journal.life_s)
+        self.job.journal.replay = self.table.stats() | {"learner_idle": idle}
+
+    def _look(self, metrics: dict[str, float]) -> None:
+        """Say what is wrong with the numbers, once."""
+        share = metrics.get("mass_at_ends", 0.0)
+        if share > CLIPPED and not self._warned:
+            self._warned = True
+            config = self.job.config.algo
+            self.job.journal.say(
+                f"v_min {config.v_min:g} and v_max {config.v_max:g} clip the returns: {share:.0%} of the target's mass "
+                "lies at the ends; widen them (--algo.v-min, --algo.v-max) or scale the rewards"
+            )
+        self._complain()
+
+    def lost(self, actor: int, reason: str) -> None:
+        """An actor was replaced: what it held back is gone, and its successor counts frames from 0."""
+        self.job.journal.ledger.drop(self.pending[actor], reason)
+        self.pending[actor] = 0
+        with self.lock:
+            self.table.forget(actor)
+
+    # Checkpoints
+
+    @cached_property
+    def _evicted_before(self) -> int:
+        """Evicted in earlier lives of the run, as the ledger has it and the table does not."""
+        return self.job.journal.ledger.evicted - self.table.steps_evicted
+
+    def restore(self) -> None:
+        """Take the memory back that was saved with the checkpoint; without one it is filled anew."""
+        job = self.job
+        self.pending = [int(snapshot["pending"]) for snapshot in job.snapshots if snapshot] or self.pending
+        if job.resumed_at is not None:
+            found = memory_file.find(job.folder / "replay", job.resumed_at)
+            if found is None:
+                job.journal.say("no replay memory was saved with this checkpoint: it is filled anew")
+            else:
+                memory_file.load(found, self.table)
+                if found.name != f"step-{job.resumed_at:012d}":
+                    self.table.settle()
+                    job.journal.say(f"the replay memory is that of {found.name}, older than the checkpoint")
+            if not job.snapshots:
+                for actor in range(job.config.actors):
+                    self.table.forget(actor)
+        job.journal.settle(self.in_flight)
+        _ = self._evicted_before
+
+    def save(self, last: bool = False) -> None:
+        """Have the memory written in the background; wait for it only if the run is over."""
+        job = self.job
+        self._tell()
+        if not self.memory.save:
+            return
+        patience = LAST_SAVE if job.signals.requested is None else job.config.supervisor.grace
+        if last:
+            self._writer.join(patience)
+            self._complain()
+        with self.lock:
+            started = not self._writer.busy and self._writer.start(
+                job.folder / "replay", job.journal.env_steps, Snapshot(self.table)
+            )
+        if not started:
+            job.journal.say("the replay memory of the last checkpoint is still being written: this one goes without")
+        if last and not self._writer.join(patience):
+            job.journal.say(f"the replay memory was not saved within {patience:g} s; an older one, if any, stays")
+        if last and (error := self._writer.poll()):
+            raise error
+
+    def _complain(self) -> None:
+        if error := self._writer.poll():
+            self.job.journal.say(f"the replay memory was not saved, training goes on: {error}")
+
+
+Feed = QueueFeed | ReplayFeed
+
+
+def make_feed(job: Job, shapes: Shapes) -> Feed:
+    feed = QueueFeed(job) if isinstance(job.algorithm.plan().table, Queue) else ReplayFeed(job, shapes)
+    feed.restore()
+    return feed
+
+
+def _check_room(plan: Replay, shapes: Shapes, job: Job) -> None:
+    """Refuse a memory that would not fit, before it is filled and the machine dies of it."""
+    need = ReplayTable.bytes_needed(plan, shapes, job.spec)
+    have, source = Machine().memory()
+    if need > SPARE * have:
+        fits = int(plan.memory.capacity * SPARE * have / need)
+        raise UsageError(
+            f"a replay memory of {plan.memory.capacity:,} items needs {need / 2**30:.1f} GiB, and there are "
+            f"{have / 2**30:.1f} GiB ({source}); use --algo.replay.capacity {fits} or less"
+        )

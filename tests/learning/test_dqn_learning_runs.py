@@ -1,0 +1,57 @@
+"""The DQN line learns: fixed seeds, measured by greedy evaluation after a fixed number of environment steps.
+
+The short ones run in `make test`, the long ones under `make test-learning`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rookery
+from rookery.envs.make import make
+from rookery.evaluate import evaluate
+
+SEEDS = (1, 2, 3)
+
+
+def learnt(tmp_path: Path, recipe: str, env: str, env_steps: int, seed: int, **fields) -> float:
+    """Mean return of 100 greedy episodes after training."""
+    out = str(tmp_path / f"{recipe}-{seed}")
+    run = rookery.train(recipe, env=env, env_steps=env_steps, seed=seed, out=out, quiet=True, **fields)
+    lanes = make(run.config, 10, training=False)
+    result = evaluate(rookery.load(run.path), lanes, episodes=100, seed=7)
+    lanes.close()
+    print(f"{recipe} {env} seed {seed} {fields}: {result.return_mean:.2f} ± {result.return_std:.2f}")
+    return result.return_mean
+
+
+def test_tmaze_needs_memory(tmp_path):
+    assert learnt(tmp_path, "r2d2", "rookery/TMaze-v0", 40_000, seed=1) >= 0.95
+    assert learnt(tmp_path, "dqn", "rookery/TMaze-v0", 10_000, seed=1) <= 0.7
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("recipe", "env_steps"),
+    [("dqn", 100_000), ("rainbow", 100_000), ("apex_dqn", 200_000), ("gorila", 200_000)],
+)
+def test_cartpole(tmp_path, recipe, env_steps, seed):
+    assert learnt(tmp_path, recipe, "CartPole-v1", env_steps, seed) >= 475
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", SEEDS)
+def test_acrobot(tmp_path, seed):
+    assert learnt(tmp_path, "dqn", "Acrobot-v1", 100_000, seed) >= -100
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cartpole_without_velocities_needs_memory(tmp_path, seed):
+    with_memory = learnt(tmp_path, "r2d2", "rookery/CartPoleMasked-v0", 200_000, seed)
+    without = learnt(tmp_path, "dqn", "rookery/CartPoleMasked-v0", 50_000, seed)
+    assert with_memory >= 400
+    assert without <= 150

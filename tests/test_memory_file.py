@@ -1,0 +1,499 @@
+"""A saved replay memory is complete or absent, exact as of its moment, and never stops or endangers the run."""
+
+import copy
+import functools
+import os
+import pickletools
+import shutil
+import stat
+import threading
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import torch
+from support_parcels import MIXED, STACKED, VECTOR, Maker, replay
+from test_checkpoint import Crash, Unreliable, names
+
+from rookery import memory_file, tree
+from rookery.errors import CheckpointError, StorageError
+from rookery.files import TENSORS, FileLayer
+from rookery.memory_file import Writer
+from rookery.replay.memory import ReplayTable
+from rookery.replay.snapshot import Snapshot
+
+CASES = {
+    "uniform": (VECTOR, replay(capacity=50)),
+    "ratio": (VECTOR, replay(capacity=50, min_size=7, batch=8, samples_per_insert=1.5, slack=20.0)),
+    "proportional": (VECTOR, replay(capacity=50, sampler="proportional", start="actor")),
+    "rank": (VECTOR, replay(capacity=50, sampler="rank")),
+    "inverse": (VECTOR, replay(capacity=50, sampler="proportional", remover="inverse")),
+    "soft": (STACKED, replay(n_step=3, capacity=40, remover="soft", remove_every=5)),
+    "mixed": (MIXED, replay(capacity=30, sampler="proportional")),
+    "sequences": (MIXED, replay(sequence=3, burn_in=1, overlap=1, capacity=30, sampler="proportional")),
+    "packed": (STACKED, replay(capacity=30, compress=True)),
+}
+ITEMS, FRAMES = 5, 6  # at most, in a parcel
+
+
+class Life:
+    """A table and the actors that feed it; `play` does to any table what a run does, and says what came out."""
+
+    def __init__(self, case: str, parcels: int = 0):
+        self.spec, self.plan = CASES[case]
+        serials = [0]
+        self.makers = [Maker(self.spec, self.plan, ITEMS, FRAMES, seed, serials, 9) for seed in range(2)]
+        self.rng = np.random.default_rng(5)
+        self.table = self.empty()
+        self.play(self.table, self.parcels(parcels))
+
+    def empty(self) -> ReplayTable:
+        return ReplayTable(self.plan, self.makers[0].shapes, self.spec, len(self.makers), seed=3)
+
+    def parcels(self, count: int) -> list[tuple[dict[str, np.ndarray], int]]:
+        made = []
+        for _ in range(count):
+            actor, items, frames = (int(self.rng.integers(n)) for n in (len(self.makers), ITEMS + 1, FRAMES + 1))
+            made.append((copy.deepcopy(self.makers[actor].make(items, frames, float(self.rng.random()))[0]), actor))
+        return made
+
+    def play(self, table: ReplayTable, parcels: list, draws: int = 2) -> list[np.ndarray]:
+        seen = []
+        for parcel, actor in parcels:
+            table.insert(parcel, actor)
+            for _ in range(draws):
+                if table.can_sample():
+                    batch, keys, fresh = table.sample(0.5)
+                    fields = tree.flatten(vars(batch))
+                    seen += [*keys, np.array(fresh), *(fields[path].numpy() for path in sorted(fields))]
+                    table.update(keys, (keys.id % 7 + 0.5) * (1 + table.sampled % 3))
+            table.remove_to_fit()
+        return seen
+
+
+def contents(table) -> dict:
+    """A deep copy of all that is in a table."""
+    used = table.used()
+    rows = {name: array[: used[name]].copy() for name, array in table.arrays().items()}
+    return copy.deepcopy({"rows": rows, "state": table.state()})
+
+
+def same(left, right) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right, equal_nan=left.dtype.kind == "f")
+    return left == right
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch):
+    monkeypatch.setattr(memory_file, "SEGMENT", 600)
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # thousands of files, and nobody pulls the plug
+
+
+def save(folder: Path, steps: int, table, chunk: int = 200, **options) -> Path:
+    return memory_file.save(folder, steps, Snapshot(table, chunk), **options)
+
+
+# What is saved is loaded
+
+
+@pytest.mark.parametrize("parcels", [0, 1, 6, 80])
+@pytest.mark.parametrize("case", CASES)
+def test_a_loaded_memory_goes_on_as_the_saved_one_would_have(tmp_path, case, parcels):
+    life = Life(case, parcels)
+    before = contents(life.table)
+    path = save(tmp_path / "run" / "replay", 123456, life.table)
+    assert path == tmp_path / "run" / "replay" / "step-000000123456"
+    loaded = life.empty()
+    assert memory_file.load(path, loaded) == 123456
+    assert same(contents(loaded), before) and same(contents(life.table), before)
+    future = life.parcels(30)
+    there, here = life.play(life.table, future), life.play(loaded, future)
+    assert len(here) > 100 and len(here) == len(there) and all(map(same, here, there))
+    assert loaded.stats() == life.table.stats() and same(contents(loaded), contents(life.table))
+
+
+def test_several_rings_are_stored_side_by_side_in_segments_of_bounded_size(tmp_path):
+    life = Life("mixed", 80)
+    path = save(tmp_path, 1, life.table)
+    segments = sorted(path.glob("rows-*"))
+    assert len(segments) > 12 and all(file.stat().st_size <= 600 + 300 for file in segments)
+    whole = {name: np.zeros_like(array) for name, array in life.table.arrays().items()}
+    assert set(whole) == {"records", "frames/eye", "frames/map"}
+    for file in segments:  # as any program that knows the format would read them
+        with safetensors.safe_open(file, "np") as opened:
+            (name,) = opened.keys()
+            first, rows = int(opened.metadata()["first"]), opened.get_tensor(name)
+        whole[name][first : first + len(rows)] = rows
+    assert same(whole, life.table.arrays())
+    stored = safetensors.numpy.load_file(path / TENSORS)
+    assert any(np.array_equal(life.table.store.ids, array) for array in stored.values())
+
+
+def test_a_segment_begins_with_a_header_of_whole_words(tmp_path):
+    for file in save(tmp_path, 1, Life("mixed", 40).table).glob("*.safetensors"):
+        assert int.from_bytes(file.read_bytes()[:8], "little") % 8 == 0
+
+
+def test_every_kind_of_array_in_the_state_is_stored(tmp_path):
+    state = {str(kind): np.arange(3).astype(kind) for kind in ("bool", "u1", "i2", "i4", "i8", "f2", "f4", "f8", "u8")}
+    state |= {"none": np.zeros((0, 4)), "scalar": np.array(3.5), "torch": torch.arange(4.0)}
+    state |= {"big": 2**80, "nan": float("nan"), "text": "é", "nothing": None, "bytes": b"\0\1", "pair": (1, [2.5])}
+
+    class Odd:
+        before_write, loaded = None, None
+
+        def arrays(self):
+            return {"a": np.zeros((4, 0), np.uint8), "b": np.full((4, 3), 7, np.uint8)}
+
+        def used(self):
+            return {"a": 4, "b": 3}
+
+        def state(self):
+            return state
+
+        def load(self, loaded):
+            self.loaded = loaded
+
+    table = Odd()
+    memory_file.load(save(tmp_path, 1, table), table)
+    assert np.isnan(table.loaded.pop("nan")) and torch.equal(table.loaded.pop("torch"), state["torch"])
+    assert same(table.loaded, {key: value for key, value in state.items() if key not in ("nan", "torch")})
+    state["complex"] = np.zeros(2, np.complex64)
+    with pytest.raises(CheckpointError, match="complex64"):
+        save(tmp_path, 2, table)
+    assert names(tmp_path) == ["step-000000000001"]
+
+
+def test_others_can_neither_read_nor_write_it_and_it_is_no_pickle(tmp_path):
+    path = save(tmp_path / "replay", 1, Life("mixed", 20).table)
+    assert {stat.S_IMODE(place.stat().st_mode) for place in (path, path.parent)} == {0o700}
+    for file in path.iterdir():
+        blob = file.read_bytes()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600 and not blob.startswith((b"\x80", b"PK"))
+        with pytest.raises(ValueError):
+            list(pickletools.genops(blob))
+
+
+def test_saving_and_loading_take_the_memory_of_a_few_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_file, "SEGMENT", 16 << 20)
+    life = Life("uniform", 20)
+    big = np.random.default_rng(0).integers(0, 256, (12_000, 4096), np.uint8)  # 47 MiB
+    arrays, used = life.table.arrays, life.table.used
+    life.table.arrays, life.table.used = lambda: arrays() | {"big": big}, lambda: used() | {"big": len(big)}
+    tracemalloc.start()
+    try:
+        path = memory_file.save(tmp_path, 1, Snapshot(life.table))
+        big_before, big[:] = big[::1000].copy(), 0
+        memory_file.load(path, life.table)
+        assert tracemalloc.get_traced_memory()[1] < 14 << 20
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(big[::1000], big_before) and len(list(path.glob("rows-*"))) == 4
+
+
+# Saving beside a run
+
+
+class Gate(FileLayer):
+    """Every piece written waits for a permit: the disk is as slow as a test wants it."""
+
+    def __init__(self):
+        self.permits, self.waiting = threading.Semaphore(0), threading.Event()
+
+    def append(self, path, data):
+        self.waiting.set()
+        assert self.permits.acquire(timeout=60)
+        super().append(path, data)
+
+    def open(self):
+        for _ in range(100_000):
+            self.permits.release()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_memory_saved_while_it_changes_is_that_of_the_moment(tmp_path, case):
+    life = Life(case, 60)
+    before, future = contents(life.table), life.parcels(40)
+    there = life.play(Life(case, 60).table, future)
+    gate = Gate()
+    writer = Writer(gate)
+    snapshot = Snapshot(life.table, 200)
+    assert writer.start(tmp_path, 7, snapshot) and writer.busy
+    assert gate.waiting.wait(60)
+    here, held = [], 0
+    for parcel in future:
+        here += life.play(life.table, [parcel])  # inserts, draws and new priorities, while the thread reads
+        held = max(held, snapshot.held)
+        gate.permits.release()
+    gate.open()
+    assert writer.join(60) and writer.poll() is None and not writer.busy
+    assert all(map(same, here, there))  # being saved changes nothing
+    assert held > 0 and snapshot.held == 0
+    loaded = life.empty()
+    memory_file.load(tmp_path / "step-000000000007", loaded)
+    assert same(contents(loaded), before) and not same(contents(life.table), before)
+    assert all(map(same, life.play(loaded, future), there))
+
+
+def test_a_thread_that_reads_at_full_speed_is_exact_too(tmp_path):
+    life = Life("mixed", 60)
+    writer = Writer()
+    for steps in range(1, 6):
+        before = contents(life.table)
+        writer.start(tmp_path, steps, Snapshot(life.table, 100))
+        while writer.busy:
+            life.play(life.table, life.parcels(1))
+        assert writer.join(60) and writer.poll() is None
+        loaded = life.empty()
+        memory_file.load(memory_file.find(tmp_path, steps), loaded)
+        assert same(contents(loaded), before)
+    assert names(tmp_path) == ["step-000000000005"]
+
+
+def test_one_is_saved_at_a_time(tmp_path):
+    life, other = Life("uniform", 20), Life("uniform", 20)
+    gate = Gate()
+    writer = Writer(gate)
+    assert not writer.busy and writer.join(0) and writer.poll() is None
+    first, second = Snapshot(life.table, 200), Snapshot(other.table)
+    assert writer.start(tmp_path, 1, first)
+    assert not writer.start(tmp_path, 2, second) and second.closed  # and nobody keeps it by mistake
+    assert not writer.start(tmp_path, 2, first) and not first.closed
+    assert not writer.join(0.001) and writer.busy  # every wait ends
+    gate.open()
+    assert writer.join(60) and names(tmp_path) == ["step-000000000001"]
+    assert writer.start(tmp_path, 3, Snapshot(life.table)) and writer.join(60)
+    assert names(tmp_path) == ["step-000000000003"] and writer.poll() is None
+
+
+def test_a_save_can_be_given_up(tmp_path):
+    life, gate = Life("uniform", 40), Gate()
+    save(tmp_path, 1, life.table)
+    writer = Writer(gate)
+    writer.cancel()
+    writer.start(tmp_path, 2, Snapshot(life.table, 200))
+    assert gate.waiting.wait(60)
+    writer.cancel()
+    gate.open()
+    assert writer.join(60) and "closed before" in str(writer.poll()) and writer.poll() is None
+    assert names(tmp_path) == ["step-000000000001"]
+    assert writer.start(tmp_path, 3, Snapshot(life.table)) and writer.join(60) and writer.poll() is None
+
+
+@pytest.mark.parametrize("error, words", [(OSError(28, "No space left"), "No space"), (ZeroDivisionError("x"), "Zero")])
+def test_whatever_goes_wrong_is_told_once_and_the_next_save_works(tmp_path, monkeypatch, error, words):
+    life = Life("uniform", 40)
+    writer = Writer()
+    with monkeypatch.context() as patch:
+        patch.setattr(FileLayer, "append", lambda *_: (_ for _ in ()).throw(error))
+        snapshot = Snapshot(life.table)
+        assert writer.start(tmp_path, 2, snapshot) and writer.join(60)
+    told = writer.poll()
+    assert isinstance(told, StorageError) and words in str(told) and told.exit_code == 7
+    assert writer.poll() is None and snapshot.closed and names(tmp_path) == []
+    assert writer.start(tmp_path, 3, Snapshot(life.table)) and writer.join(60) and writer.poll() is None
+    assert names(tmp_path) == ["step-000000000003"]
+
+
+def test_a_thread_that_cannot_be_had_is_told_too(tmp_path, monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    snapshot = Snapshot(Life("uniform", 40).table)
+    writer = Writer()
+    assert not writer.start(tmp_path, 1, snapshot)
+    assert snapshot.closed and not writer.busy and "new thread" in str(writer.poll())
+
+
+def test_the_thread_does_not_keep_the_program_alive(tmp_path):
+    gate = Gate()
+    writer = Writer(gate)
+    writer.start(tmp_path, 1, Snapshot(Life("uniform", 40).table))
+    assert writer._thread.daemon
+    gate.open()
+    assert writer.join(60)
+
+
+# Keeping and finding
+
+
+def test_the_newest_are_kept(tmp_path):
+    table = Life("uniform", 10).table
+    for steps in (10, 20, 30):
+        save(tmp_path, steps, table, keep=2)
+    assert names(tmp_path) == ["step-000000000020", "step-000000000030"]
+    save(tmp_path, 25, table)  # a run that went back
+    assert names(tmp_path) == ["step-000000000025"]
+    save(tmp_path, 25, table)
+    assert names(tmp_path) == ["step-000000000025"]
+    with pytest.raises(ValueError, match="keep 0"):
+        save(tmp_path, 1, table, keep=0)
+
+
+def test_the_memory_of_a_step_or_the_newest_older_one_is_found(tmp_path):
+    table = Life("uniform", 10).table
+    assert memory_file.find(tmp_path / "replay", 100) is None
+    for steps in (10, 20, 30):
+        save(tmp_path, steps, table, keep=9)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / ".tmp-step-000000000025-00").mkdir()
+    found = {steps: memory_file.find(tmp_path, steps) for steps in (9, 10, 20, 29, 1000)}
+    assert {steps: path and path.name[-2:] for steps, path in found.items()} == {
+        9: None, 10: "10", 20: "20", 29: "20", 1000: "30",
+    }  # fmt: skip
+    os.rename(tmp_path / "step-000000000030", tmp_path / ".old-step-000000000030")  # a replacement that was cut short
+    assert memory_file.load(memory_file.find(tmp_path, 30), Life("uniform").table) == 30
+
+
+# Crashes and full disks
+
+
+class Flaky(Unreliable):
+    def append(self, path, data):
+        self.unsynced.add(path)
+        if self.count == self.at:
+            FileLayer.append(self, path, data[: len(data) // 2])
+        self._do("append", path, data)
+
+    def free(self, path):
+        self._do("free", path)
+        return super().free(path)
+
+
+@functools.cache
+def old() -> Life:
+    return Life("mixed", 12)
+
+
+@functools.cache
+def new() -> Life:
+    return Life("mixed", 40)
+
+
+def prepared(folder: Path) -> None:
+    first = save(folder, 10, old().table, 1500)
+    for steps in (20, 30):
+        shutil.copytree(first, folder / f"step-{steps:012d}")
+    leftover = folder / ".tmp-step-000000000040-00"
+    leftover.mkdir()
+    (leftover / TENSORS).write_bytes(b"half")
+
+
+def which(path: Path) -> str:
+    table = old().empty()
+    memory_file.load(path, table)
+    found = [name for name, life in (("old", old()), ("new", new())) if same(contents(table), contents(life.table))]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.fixture
+def few_segments(monkeypatch, small_segments):
+    monkeypatch.setattr(memory_file, "SEGMENT", 3000)
+
+
+def operations(tmp_path: Path) -> int:
+    prepared(tmp_path / "count")
+    files = Flaky()
+    path = save(tmp_path / "count", 30, new().table, 1500, files=files)
+    assert names(tmp_path / "count") == [path.name] and which(path) == "new"
+    return files.count
+
+
+def test_a_crash_at_any_operation_leaves_a_complete_one(tmp_path, few_segments):
+    outcomes, total = [], operations(tmp_path)
+    assert total > 25
+    for at in range(total):
+        folder = tmp_path / f"crash-{at}"
+        prepared(folder)
+        with pytest.raises(Crash):
+            save(folder, 30, new().table, 1500, files=Flaky(at))
+        outcomes.append(which(memory_file.find(folder, 30)))
+        save(folder, 50, new().table, 1500)  # and the next save tidies up
+        assert names(folder) == ["step-000000000050"]
+    assert outcomes == sorted(outcomes, reverse=True) and set(outcomes) == {"old", "new"}
+
+
+@pytest.mark.filterwarnings("ignore:.*could not be removed")
+@pytest.mark.parametrize("kind", ["once", "dead"])
+def test_a_disk_that_fails_at_any_operation_keeps_what_was_there(tmp_path, few_segments, kind):
+    failures = 0
+    for at in range(operations(tmp_path)):
+        folder = tmp_path / f"{kind}-{at}"
+        prepared(folder)
+        snapshot = Snapshot(new().table, 1500)
+        try:
+            memory_file.save(folder, 30, snapshot, Flaky(at, kind))
+        except StorageError as error:
+            failures += 1
+            assert "No space left" in str(error) and "is untouched" in str(error)
+            assert {which(memory_file.find(folder, steps)) for steps in (10, 20)} == {"old"}
+            assert kind == "dead" or (folder / "step-000000000030").is_dir()  # put back under its name
+        assert which(memory_file.find(folder, 30)) in ("old", "new") and snapshot.closed
+        save(folder, 50, new().table, 1500)
+        assert names(folder) == ["step-000000000050"]
+    assert failures > 20
+
+
+def test_when_save_returns_the_files_survive_a_loss_of_power(tmp_path):
+    files = Flaky()
+    path = save(tmp_path, 10, new().table, files=files)
+    files.lose_power()
+    assert which(path) == "new"
+
+
+def test_everything_is_synced_before_it_gets_its_name_and_its_name_after(tmp_path):
+    log = []
+
+    class Log(FileLayer):
+        def fsync(self, path):
+            log.append(("sync", path))
+
+        def rename(self, source, target):
+            log.append(("rename", source, sorted(source / name for name in names(source))))
+            super().rename(source, target)
+
+    save(tmp_path, 10, new().table, files=Log())
+    ((at, (_, temporary, written)),) = ((at, entry) for at, entry in enumerate(log) if entry[0] == "rename")
+    assert {path for _, path in log[:at]} >= {temporary, *written} and log[at - 1] == ("sync", temporary)
+    assert log[at + 1 :] == [("sync", tmp_path)]
+
+
+def test_room_on_the_disk_is_asked_for_first(tmp_path):
+    class Full(Flaky):
+        def free(self, path):
+            assert path.is_dir()
+            return 3 << 29
+
+    table = Life("uniform", 10).table
+    save(tmp_path, 1, table)
+    snapshot = Snapshot(table)
+    snapshot.bytes = 5 << 29
+    files = Full()
+    with pytest.raises(StorageError, match=r"need 2\.50 GiB on the disk of .*, have 1\.50 GiB"):
+        memory_file.save(tmp_path / "not" / "yet", 2, snapshot, files)
+    assert files.count == 0 and snapshot.closed and names(tmp_path) == ["step-000000000001"]
+
+
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="could not be written"):
+        save(tmp_path / "file" / "replay", 1, new().table)
+
+
+def test_a_memory_that_changes_faster_than_the_disk_writes_costs_the_copy_only(tmp_path):
+    life, gate = Life("uniform", 60), Gate()
+    save(tmp_path, 1, life.table)
+    writer = Writer(gate)
+    writer.start(tmp_path, 2, Snapshot(life.table, 200, most_held=600))
+    assert gate.waiting.wait(60)
+    life.play(life.table, life.parcels(60))
+    gate.open()
+    assert writer.join(60) and "too slow" in str(writer.poll()) and names(tmp_path) == ["step-000000000001"]

@@ -1,0 +1,226 @@
+"""Replay in every topology: the same bits where nobody runs ahead, balanced books and bounded ratios where they do."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import rookery
+from rookery import checkpoint
+from rookery.errors import CheckpointError, UsageError
+
+REPLAY = {"min_size": 100, "batch": 16, "capacity": 600, "samples_per_insert": 2.0}
+RANKED = {"start": "actor", "sampler": "rank"}
+SMALL = {"quiet": True, "seed": 3, "actors": 2, "envs_per_actor": 2}
+SEQUENCES = {"sequence": 8, "burn_in": 4, "overlap": 4, "unroll": 6, "target_period": 10}
+SEQUENCES |= {"replay": REPLAY | {"min_size": 10, "batch": 4, "capacity": 50}}
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    tensors = checkpoint.newest(path / "checkpoints")[0].tensors
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("actors/")}
+
+
+def assert_same(a: rookery.Run, b: rookery.Run) -> None:
+    one, other = weights(a.path), weights(b.path)
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), f"{name} differs"
+    for name in ("env_steps", "updates", "return_mean"):
+        assert a.summary[name] == b.summary[name], name
+    assert a.summary["updates"] > 20
+
+
+def train(tmp_path: Path, name: str, recipe: str, env: str, **fields) -> rookery.Run:
+    return rookery.train(recipe, env=env, out=str(tmp_path / name), **(SMALL | fields))
+
+
+CASES = {
+    "dqn": ("dqn", "CartPole-v1", {"algo": {"replay": REPLAY, "target_period": 20}}),
+    "rainbow": ("rainbow", "CartPole-v1", {"algo": {"replay": REPLAY, "target_period": 20}}),
+    "r2d2": ("r2d2", "CartPole-v1", {"algo": SEQUENCES}),
+    "ladder": ("dqn", "CartPole-v1", {"algo": {"replay": REPLAY | RANKED, "ladder": True}}),
+    "ddpg": ("ddpg", "Pendulum-v1", {"algo": {"replay": REPLAY, "noise": "ou"}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_serial_and_local_end_with_the_same_bits(tmp_path, case):
+    recipe, env, fields = CASES[case]
+    serial = train(tmp_path, "serial", recipe, env, topology="serial", env_steps=1000, **fields)
+    local = train(tmp_path, "local", recipe, env, topology="local", env_steps=1000, **fields)
+    assert_same(serial, local)
+    assert serial.summary["ledger"] == local.summary["ledger"]
+
+
+def test_one_worker_alone_repeats_a_serial_run(tmp_path):
+    fields = {"algo": {"replay": REPLAY, "target_period": 20}, "actors": 1, "env_steps": 800}
+    serial = train(tmp_path, "serial", "gorila", "CartPole-v1", topology="serial", **fields)
+    alone = train(tmp_path, "alone", "gorila", "CartPole-v1", topology="async_grads", **fields)
+    assert_same(serial, alone)
+
+
+@pytest.mark.parametrize("topology", ["serial", "local"])
+@pytest.mark.parametrize("case", ["dqn", "r2d2"])
+def test_a_resumed_run_equals_one_that_was_never_interrupted(tmp_path, topology, case):
+    """The environments of this task can be restored, and the memory comes with the checkpoint: nothing differs."""
+    recipe, _, fields = CASES[case]
+    fields = fields | {"topology": topology, "algo": fields["algo"] | {"epsilon_share": 1.0, "epsilon_end": 1.0}}
+    if case == "dqn":
+        fields["algo"]["replay"] = REPLAY | {"sampler": "proportional", "beta_end": None}
+    whole = train(tmp_path, "whole", recipe, "rookery/TMaze-v0", env_steps=1600, **fields)
+    half = train(tmp_path, "half", recipe, "rookery/TMaze-v0", env_steps=800, **fields)
+    assert half.summary["env_steps"] < whole.summary["env_steps"]
+    resumed = rookery.resume(half.path, env_steps=1600)
+    assert_same(resumed, whole)
+    assert resumed.summary["ledger"] == whole.summary["ledger"]
+
+
+def test_a_resumed_run_without_its_memory_fills_a_new_one(tmp_path):
+    recipe, env, fields = CASES["dqn"]
+    run = train(tmp_path, "run", recipe, env, env_steps=600, topology="serial", **fields)
+    for path in sorted((run.path / "replay").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    resumed = rookery.resume(run.path, env_steps=1200)
+    assert "filled anew" in (run.path / "metrics.jsonl").read_text()
+    assert resumed.summary["ledger"]["dropped"]["resumed"] > 0
+    assert resumed.summary["updates"] > run.summary["updates"]
+
+
+def test_a_corrupt_memory_is_refused_by_name(tmp_path):
+    recipe, env, fields = CASES["dqn"]
+    run = train(tmp_path, "run", recipe, env, env_steps=600, topology="serial", **fields)
+    victim = max((run.path / "replay").rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    data = bytearray(victim.read_bytes())
+    data[-5] ^= 1
+    victim.write_bytes(data)
+    with pytest.raises(CheckpointError, match=victim.name) as caught:
+        rookery.resume(run.path, env_steps=1200)
+    assert caught.value.exit_code == 6
+    assert "remove" in str(caught.value)
+
+
+# Actors and learner at once
+
+APEX = {"replay": REPLAY | {"slack": 64.0, "sampler": "proportional", "start": "actor"}, "unroll": 5, "n_step": 3}
+
+
+def test_nobody_waits_and_the_books_balance(tmp_path):
+    run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=3000, algo=APEX)
+    ledger = run.summary["ledger"]
+    assert ledger["collected"] == run.summary["env_steps"] >= 3000
+    assert ledger["trained"] > 1000
+    assert run.summary["env_steps"] < 3000 + 2 * 5 * SMALL["envs_per_actor"] * SMALL["actors"]
+    memory = run.summary["replay"]
+    # The limiter holds draws to 2 an item, give or take the slack and what was on its way.
+    assert memory["sampled"] <= 2.0 * (memory["inserted"] - 100) + 16 + 64
+    assert memory["size"] <= 600 * 1.25
+    assert 0.0 <= memory["learner_idle"] <= 1.0
+    assert math.isfinite(memory["age_mean"]) and math.isfinite(memory["priority_max"])
+
+
+def test_a_killed_actor_is_replaced_and_what_it_held_is_counted(tmp_path):
+    run = train(
+        tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=2000, algo=APEX,
+        fault_plan="actor[1]@env_step=137:sigkill",
+    )  # fmt: skip
+    assert run.summary["restarts"] == 1
+    assert run.summary["ledger"]["dropped"]["actor_died"] > 0
+    assert run.summary["exit_reason"] == "env_steps"
+
+
+def test_free_running_actors_are_never_held_back(tmp_path):
+    algo = APEX | {"replay": REPLAY | {"samples_per_insert": 0.0, "remover": "soft", "remove_every": 5}}
+    run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=3000, algo=algo)
+    assert run.summary["replay"]["size"] <= 750
+    assert run.summary["updates"] > 0
+
+
+def test_free_running_in_one_process_takes_turns(tmp_path):
+    algo = APEX | {"replay": REPLAY | {"samples_per_insert": 0.0}}
+    run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="serial", env_steps=1000, algo=algo)
+    rounds = run.summary["env_steps"] / (5 * SMALL["envs_per_actor"] * SMALL["actors"])
+    assert 0.7 * rounds < run.summary["updates"] <= rounds + 1
+
+
+def test_a_run_at_once_goes_on_with_its_memory(tmp_path):
+    run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=1500, algo=APEX)
+    resumed = rookery.resume(run.path, env_steps=2500)
+    assert resumed.summary["replay"]["inserted"] > run.summary["replay"]["inserted"] > 1000
+    assert resumed.summary["updates"] > run.summary["updates"]
+
+
+# Gradients of others
+
+
+def test_gorila_trains_and_its_books_balance(tmp_path):
+    algo = {"replay": REPLAY, "target_period": 20}
+    run = train(tmp_path, "run", "gorila", "CartPole-v1", env_steps=2000, algo=algo)
+    ledger = run.summary["ledger"]
+    assert run.summary["topology"] == "async_grads"
+    assert ledger["trained"] > 500 and ledger["collected"] == run.summary["env_steps"]
+    assert run.summary["policy_lag"]["max"] >= 1, "two workers never overtook each other"
+    policy = rookery.load(run.path)
+    assert policy.env_steps == run.summary["env_steps"]
+
+
+def test_stale_gradients_are_dropped_and_counted(tmp_path):
+    algo = {"replay": REPLAY, "target_period": 20}
+    run = train(tmp_path, "run", "gorila", "CartPole-v1", env_steps=2000, algo=algo, gradients={"max_age": 0})
+    assert run.summary["ledger"]["dropped"]["stale_gradient"] > 0
+    assert run.summary["policy_lag"]["max"] == 0
+
+
+def test_a_killed_worker_is_replaced_and_its_memory_counted(tmp_path):
+    algo = {"replay": REPLAY, "target_period": 20}
+    run = train(
+        tmp_path, "run", "gorila", "CartPole-v1", env_steps=2000, algo=algo,
+        fault_plan="actor[1]@env_step=137:sigkill",
+    )  # fmt: skip
+    assert run.summary["restarts"] == 1
+    assert run.summary["ledger"]["dropped"]["actor_died"] > 0
+
+
+BESIDE_THE_POINT = [
+    ("ppo", "CartPole-v1", {}, "no replay memory"),
+    ("ddpg", "Pendulum-v1", {}, "targets would not follow"),
+    ("dqn", "CartPole-v1", {"net": {"normalize_obs": True}}, "no observations to normalise by"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "env", "fields", "why"), BESIDE_THE_POINT)
+def test_gradients_of_others_are_refused_where_they_cannot_work(tmp_path, recipe, env, fields, why):
+    with pytest.raises(UsageError, match=why):
+        train(tmp_path, "run", recipe, env, topology="async_grads", env_steps=100, **fields)
+
+
+# Bad input
+
+
+WRONG = [("dqn", "Pendulum-v1"), ("rainbow", "Pendulum-v1"), ("d4pg", "CartPole-v1")]
+
+
+@pytest.mark.parametrize(("recipe", "env"), WRONG)
+def test_the_wrong_kind_of_actions_is_refused_with_what_fits(tmp_path, recipe, env):
+    with pytest.raises(UsageError, match=r"use .*ppo"):
+        train(tmp_path, "run", recipe, env, topology="serial", env_steps=100)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("topology", ["serial", "local"])
+def test_a_memory_larger_than_the_machine_is_refused_before_it_is_allocated(tmp_path, topology):
+    algo = {"replay": {"capacity": 10**12}}
+    with pytest.raises(UsageError, match=r"needs .* GiB, and there are .* GiB .*--algo\.replay\.capacity \d+"):
+        train(tmp_path, "run", "dqn", "CartPole-v1", topology=topology, env_steps=100, algo=algo)
+
+
+def test_a_range_of_values_that_clips_the_returns_is_said(tmp_path):
+    algo = {"replay": REPLAY, "v_min": -1.0, "v_max": 1.0, "target_period": 10}
+    run = train(tmp_path, "run", "c51", "CartPole-v1", topology="serial", env_steps=1500, algo=algo, log_every=0.01)
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    said = [line["text"] for line in lines if line["kind"] == "message" and "clip the returns" in line["text"]]
+    assert len(said) == 1 and "v_max 1" in said[0] and "%" in said[0]
