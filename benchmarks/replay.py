@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -68,17 +69,22 @@ def one_round(memory: str, data: str, items: int, calls: int) -> dict[str, float
     name = package(memory)
     python = sys.executable if name == "rookery" else ROOT / f".venv-{name}/bin/python"
     command = [python, HERE / "rival_replay.py", memory, data, "--items", str(items), "--calls", str(calls)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=os.environ | ONE_THREAD)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=os.environ | ONE_THREAD)
+    except subprocess.TimeoutExpired as error:
+        raise NotMeasured("it did not end within an hour") from error
+    if done.returncode < 0:
+        raise NotMeasured(f"ended by {signal.Signals(-done.returncode).name}")
     if done.returncode:
-        raise NotMeasured(_why(done.stderr) if done.stderr.strip() else f"exit code {done.returncode}")
+        raise NotMeasured(_why(done.stderr))
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def _why(text: str) -> str:
     """The line that names the error; a traceback begins with those that do not."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith((" ", "\t", "Traceback"))]
-    errors = [line for line in lines if "rror" in line.partition(":")[0]]
-    return (errors or lines or [text])[0].strip()
+    errors = [line for line in lines if "error" in line.partition(":")[0].lower()]
+    return (errors or lines or ["it said nothing"])[0].strip()
 
 
 def measure(data: str, items: int, calls: int, rounds: int, missing: dict[str, str]) -> dict[str, list[dict]]:
@@ -144,7 +150,7 @@ def main() -> None:
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HERE
     ).stdout.strip()
     print(
-        f"{time.strftime('%Y-%m-%d')}, commit {commit}, {args.rounds} rounds, taking turns; medians (min to max); "
+        f"{time.strftime('%Y-%m-%d')}, commit {commit}, rounds: {args.rounds}, taking turns; medians (min to max); "
         f"bold: cpprb's time over this one's. {versions()}\n",
         flush=True,
     )

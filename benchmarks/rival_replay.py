@@ -174,6 +174,8 @@ class Cpprb:
 
 
 class TorchRL:
+    """Its buffer of plain interface: TensorDictPrioritizedReplayBuffer is a little slower."""
+
     def __init__(self, stream: Stream, items: int):
         import torch
 
@@ -181,12 +183,12 @@ class TorchRL:
         flags = sys.getdlopenflags()
         sys.setdlopenflags(flags & ~os.RTLD_NOW | os.RTLD_LAZY)
         from tensordict import TensorDict
-        from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+        from torchrl.data import LazyTensorStorage, PrioritizedReplayBuffer
 
         sys.setdlopenflags(flags)
         torch.set_num_threads(1)
         self._torch, self._make, self._stream = torch, TensorDict, stream
-        self._buffer = TensorDictPrioritizedReplayBuffer(
+        self._buffer = PrioritizedReplayBuffer(
             alpha=ALPHA, beta=BETA, storage=LazyTensorStorage(items), batch_size=BATCH
         )
 
@@ -205,10 +207,10 @@ class TorchRL:
         self._buffer.extend(parcel)
 
     def sample(self) -> Any:
-        return self._buffer.sample()
+        return self._buffer.sample(return_info=True)
 
     def update(self, drawn: Any, priorities: Any) -> None:
-        self._buffer.update_priority(drawn["index"], priorities)
+        self._buffer.update_priority(drawn[1]["index"], priorities)
 
     def update_at(self, slots: np.ndarray, priorities: Any) -> None:
         self._buffer.update_priority(self._torch.from_numpy(slots), priorities)
@@ -220,10 +222,11 @@ class TorchRL:
         return len(self._buffer)
 
     def look(self, drawn: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        obs, after = drawn["obs"].numpy(), drawn["next_obs"].numpy()
+        items, info = drawn
+        obs, after = items["obs"].numpy(), items["next_obs"].numpy()
         if self._stream.frames:
             obs, after = obs.transpose(0, 2, 3, 1), after.transpose(0, 2, 3, 1)
-        return drawn["index"].numpy(), drawn["priority_weight"].numpy(), obs, after
+        return info["index"].numpy(), info["priority_weight"].numpy(), obs, after
 
 
 MEMORIES = {
@@ -249,16 +252,17 @@ def fill(memory: Any, items: int, rng: np.random.Generator) -> None:
 
 def check(memory: Any, values: np.ndarray) -> None:
     """Drawn by these priorities, weighted by them, and successors are what comes next."""
-    drawn = [memory.look(memory.sample()) for _ in range(20)]
-    slots, weights = (np.concatenate([part[k] for part in drawn]) for k in (0, 1))
+    batches = 20
+    drawn = [memory.look(memory.sample())[:2] for _ in range(batches)]
+    slots, weights = (np.concatenate(column) for column in zip(*drawn))
     mass = values.astype(np.float64) ** ALPHA
     expected = (mass * values).sum() / mass.sum()  # mean priority of what is drawn
     error = values[slots].std() / len(slots) ** 0.5
     assert abs(values[slots].mean() - expected) < 5 * error, (values[slots].mean(), expected, error)
     constant = weights * values[slots] ** (ALPHA * BETA)  # the same for all of one batch
-    for one in np.split(constant, len(drawn)):
+    for one in np.split(constant, batches):
         assert np.ptp(one) < 0.01 * one.mean(), (one.min(), one.max())
-    obs, after = drawn[0][2], drawn[0][3]
+    *_, obs, after = memory.look(memory.sample())
     if obs.ndim == 4:
         assert np.array_equal(obs[..., 1:], after[..., :-1]) and obs.any() and not np.array_equal(obs, after)
 

@@ -65,8 +65,8 @@ TASKS = {
     "pong-bf16": Task(
         "pong", 10_240, ["--env", "ALE/Pong-v5", "--topology", "local", "--actors", "2", "--precision", "bf16"], 2.5
     ),
-    "dqn-pong": Task("pong", 6_000, DQN, 1.5, "dqn"),
-    "dqn-pong-bf16": Task("pong", 6_000, [*DQN, "--precision", "bf16"], 2.2, "dqn"),
+    "dqn-pong": Task("pong", 3_000, DQN, 1.5, "dqn"),
+    "dqn-pong-bf16": Task("pong", 3_000, [*DQN, "--precision", "bf16"], 2.2, "dqn"),
     "apex": Task("", 20_000, APEX, 0.0, "apex_dqn"),
 }
 

@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="cliffwalk.png")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[4, 6, 8, 10, 12])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[4, 6, 8, 10])
     args = parser.parse_args()
     import matplotlib
 

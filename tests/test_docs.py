@@ -10,22 +10,33 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+import tomllib
 import xml.etree.ElementTree as ET
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 import rookery
 from rookery import errors
+from rookery.algorithms.dqn import DQN, DQNConfig
 from rookery.cli.main import VERBS, main
+from rookery.config import NetConfig, ReplayConfig
 from rookery.recipes import RECIPES
 from rookery.registry import encode_config
+from rookery.replay.builder import parcel_shapes
+from rookery.replay.memory import ReplayTable
+from rookery.types import ActionSpec, EnvSpec, Leaf
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PAGE_OF = {name: ROOT / "docs" / f"recipes-{name.replace('_', '-')}.md" for name in RECIPES}
+SPEC = EnvSpec("any", {"obs": Leaf((1,), "float32", "vector")}, ActionSpec("discrete", (2,), (0,)))
+SECTIONS = ["The idea", "One update", "What it is here", "Numbers", "Try it", "What it learns", "Deviations"]
 READING_ORDER = ("recipes/ppo", "topologies/serial", "actor", "algorithms/ppo", "ops/returns", "ops/policy", "learner")
 
 
@@ -125,8 +136,9 @@ def test_a_command_is_understood(where, words, no_work, monkeypatch, capsys):
 
 
 def stored_run(folder: Path) -> None:
-    """What the verbs look at before they begin."""
-    config = rookery.configure("ppo", "CartPole-v1")
+    """What the verbs look at before they begin; `runs/dqn-single` is of the recipe dqn."""
+    recipe = folder.name.partition("-")[0]
+    config = rookery.configure(recipe, "CartPole-v1") if recipe in RECIPES else rookery.configure("ppo", "CartPole-v1")
     (folder / "checkpoints" / "step-000000001000").mkdir(parents=True)
     (folder / "config.json").write_bytes(encode_config(config))
 
@@ -142,14 +154,16 @@ def test_flags_and_fields_in_the_text_exist(page):
     from rookery.cli.configure import EXTRA
     from rookery.cli.flags import SHORT, flags_of
 
-    fields = set(flags_of(rookery.configure("ppo", "CartPole-v1")))
+    # The page of a recipe speaks of that recipe's fields only.
+    meant = [recipe for name, recipe in RECIPES.items() if PAGE_OF[name] == page] or RECIPES.values()
+    fields = {flag for recipe in meant for flag in flags_of(recipe.build("any", spec=None, preset="pixels"))}
+    groups = {field[:at] for field in fields for at in range(len(field)) if field[at] == "."}
     shown = (play.Eval, play.Record, plot.Plot, recipes.Recipes, check_env.CheckEnv, doctor.Doctor)
-    known = fields.union(EXTRA, SHORT, ("help", "envs"), *(flags_of(verb) for verb in shown))
-    groups = {field.partition(".")[0] for field in fields if "." in field}
+    known = fields.union(groups, EXTRA, SHORT, ("help", "envs"), *(flags_of(verb) for verb in shown))
     named = re.findall(r"(?<![\w/.-])--((?:no-)?)([a-z][\w.-]*)", without_code(page))
     assert [name for _, name in named if name.rstrip(".") not in known] == []
-    dotted = re.findall(rf"`((?:{'|'.join(groups)})\.\w+)", without_code(page))
-    assert [name for name in dotted if name.replace("_", "-") not in fields] == []
+    dotted = re.findall(rf"`((?:{'|'.join(groups)})(?:\.\w+)+)", without_code(page))
+    assert [name for name in dotted if name.replace("_", "-") not in fields | groups] == []
 
 
 def test_the_pages_show_every_verb_and_every_target_they_name_exists():
@@ -220,3 +234,85 @@ def test_the_table_of_presets_is_the_recipe():
         )
     assert [row for row in rows if row not in page] == []
     assert len(re.findall(r"^\| `\w+` \| .*×", page, re.MULTILINE)) == len(rows)
+
+
+# The pages of the recipes
+
+
+def rows_of(page: Path, first: str) -> list[list[str]]:
+    """Cells of the tables whose first column has that title, title row included, rules left out."""
+    rows, inside = [], False
+    for line in without_code(page).splitlines():
+        cells = [cell.strip() for cell in line[1:].removesuffix("|").split("|")] if line.startswith("|") else []
+        inside = bool(cells) and (inside or cells[0] == first)
+        if inside and set(line) - set("|- "):
+            rows.append(cells)
+    return rows
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else str(value or "none")
+
+
+def with_values(words: str, config: Any) -> str:
+    """A cell that names fields, such as `algo.v_min` … `algo.v_max`, with their values instead."""
+    return re.sub(r"`([\w.]+)`", lambda match: shown(attrgetter(match[1])(config)), words)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_has_a_page_and_a_row_in_the_readme(name):
+    page = PAGE_OF[name]
+    assert page in PAGES
+    cell = f"[`{name}`](docs/{page.name})"
+    assert [row[0] for row in rows_of(ROOT / "README.md", "recipe")].count(cell) == 1
+    assert f"(../rookery/recipes/{name}.py)" in page.read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "ppo"])
+def test_the_page_of_a_recipe_is_whole_and_its_numbers_are_the_recipe(name):
+    """Columns titled by a preset hold its values. What a row should be is printed, so that it can be pasted."""
+    page, recipe = PAGE_OF[name], RECIPES[name]
+    assert re.findall(r"^## (.*)$", without_code(page), re.MULTILINE) == SECTIONS
+    learns = page.read_text().partition("## What it learns")[2].partition("\n## ")[0]
+    assert f"](img/{name}.png)" in learns
+    tried = page.read_text().partition("## Try it")[2].partition("\n## ")[0]
+    assert f"\nrookery train {name} --env " in tried
+    title, *rows = rows_of(page, "field")
+    configs = [recipe.build("any", spec=None, preset=cell.strip("`")) for cell in title if cell.startswith("`")]
+    assert configs and len(rows) > 5
+    right = [[row[0], *(with_values(row[0], config) for config in configs), *row[1 + len(configs) :]] for row in rows]
+    assert [f"| {' | '.join(row)} |" for row in right if row not in rows] == []
+
+
+def test_the_table_check_can_fail():
+    config = RECIPES["rainbow"].build("any", spec=None, preset="atari")
+    assert with_values("`algo.v_min` … `algo.v_max`, `algo.noisy`", config) == "-10 … 10, yes"
+    assert with_values("`algo.lr_end` `algo.replay.capacity`", config) == "none 1,000,000"
+
+
+def test_the_table_of_extras_is_that_of_the_package():
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    assert {row[0].strip("`") for row in rows_of(ROOT / "README.md", "extra")[1:]} == extras - {"dev"}
+    from rookery.cli.doctor import EXTRAS
+
+    assert set(EXTRAS) == extras - {"dev", "all"}
+
+
+def test_every_field_of_the_replay_memory_is_on_its_page_or_the_command_line():
+    text = (ROOT / "docs/replay.md").read_text() + (ROOT / "docs/cli.md").read_text()
+    missing = [field.name for field in fields(ReplayConfig) if not re.search(rf"[`.]{field.name}\b", text)]
+    assert missing == []
+
+
+def test_every_number_of_the_replay_memory_is_explained():
+    table = rows_of(ROOT / "docs/replay.md", "`replay.` in `metrics.jsonl` and `summary.json`")
+    told = {name for row in table[1:] for name in re.findall(r"`(\w+)`", row[0])}
+    plan = DQN(DQNConfig(), NetConfig(), SPEC, lanes=1).plan()
+    memory = ReplayTable(plan.table, parcel_shapes(SPEC, plan, 1, {}), SPEC, actors=1, seed=1)
+    assert told == {*memory.stats(), "learner_idle"}

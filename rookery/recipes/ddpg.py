@@ -22,9 +22,11 @@ DDPG = {
     "algo.replay.batch": 64, "algo.replay.samples_per_insert": 64.0,
 }  # fmt: skip
 PENDULUM: dict[str, Any] = {
-    "envs_per_actor": 4, "algo.unroll": 4, "algo.replay.capacity": 60_000, "algo.replay.batch": 128,
-    "algo.replay.samples_per_insert": 32.0, "algo.actor_hidden": (128, 128), "algo.critic_hidden": (128, 128),
-    "algo.actor_lr": 1e-3, "algo.critic_lr": 1e-3, "algo.v_min": -1_000.0, "algo.v_max": 0.0, "algo.noise_scale": 0.2,
+    "envs_per_actor": 4, "algo.unroll": 4, "algo.replay.capacity": 60_000, "algo.replay.min_size": 1_000,
+    "algo.replay.batch": 128, "algo.replay.samples_per_insert": 32.0, "algo.actor_hidden": (128, 128),
+    "algo.critic_hidden": (128, 128), "algo.actor_lr": 1e-3, "algo.critic_lr": 1e-3, "algo.target_period": 0,
+    "algo.tau": 0.02, "algo.v_min": -1_000.0, "algo.v_max": 100.0,
+    "algo.action_gradient_bound": 30.0,  # returns are ten times those of the papers: 1 would clip every slope
 }  # fmt: skip
 KINDS = {"vector": "continuous", "continuous": "continuous", "pixels": "pixels"}
 

@@ -15,12 +15,13 @@ ATARI = (
     | PRIORITIZED
     | {"algo.stream": 512, "algo.trunk_scale": True, "algo.lr": 6.25e-5, "algo.max_grad_norm": 10.0}
 )
+SMALL = {"algo.stream": 64, "algo.lr": 1e-3, "algo.replay.samples_per_insert": 16.0}
 
 RECIPE = dataclasses.replace(
     dqn.RECIPE,
     name="prioritized_dueling_dqn",
     about="double DQN with prioritised replay and dueling streams",
     presets=dqn.presets(
-        ATARI, PRIORITIZED | {"algo.stream": 64}, "Schaul et al. 2016 and Wang et al. 2016, as in DQN Zoo"
+        ATARI, PRIORITIZED | SMALL, "Schaul et al. 2016 and Wang et al. 2016, as in DQN Zoo"
     ),
 )

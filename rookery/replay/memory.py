@@ -114,9 +114,10 @@ class ReplayTable:
     def _add(self, items: dict[str, np.ndarray], steps: np.ndarray, priority: np.ndarray) -> None:
         self._make_room(len(steps))
         slots = self.store.ahead(len(steps))
-        taken = self.store.ids.take(slots) >= 0
-        if old := np.count_nonzero(taken):  # the sampler need not be told: the slots are set again right away
-            self._write_off(slots if old == len(slots) else slots[taken])
+        full = self._size == self.store.slots  # the usual case: no need to look which slots are taken
+        old = slots if full else slots[self.store.ids.take(slots) >= 0]
+        if len(old):
+            self._write_off(old)  # the sampler need not be told: the slots are set again right away
         self.store.add(items, slots)
         self._set(slots, priority)
         self._waiting[slots] = steps
@@ -167,7 +168,7 @@ class ReplayTable:
             self.remover.remove(slots)
 
     def _write_off(self, slots: np.ndarray) -> None:
-        lost = int(self._waiting[slots].sum())
+        lost = int(self._waiting.take(slots).sum())
         self._size -= len(slots)
         self.evicted += len(slots)
         self.steps_waiting -= lost

@@ -1,0 +1,50 @@
+"""The DPG line learns: fixed seeds, measured by greedy evaluation after a fixed number of environment steps.
+
+The short one runs in `make test`, the long ones under `make test-learning`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rookery
+from rookery.envs.make import make
+from rookery.evaluate import evaluate
+
+SEEDS = (1, 2, 3)
+
+
+def learnt(tmp_path: Path, recipe: str, env: str, env_steps: int, seed: int, **fields) -> float:
+    """Mean return of 100 greedy episodes after training."""
+    out = str(tmp_path / f"{recipe}-{seed}")
+    run = rookery.train(recipe, env=env, env_steps=env_steps, seed=seed, out=out, quiet=True, **fields)
+    lanes = make(run.config, 10, training=False)
+    result = evaluate(rookery.load(run.path), lanes, episodes=100, seed=7)
+    lanes.close()
+    print(f"{recipe} {env} seed {seed} {fields}: {result.return_mean:.2f} ± {result.return_std:.2f}")
+    return result.return_mean
+
+
+def test_pendulum(tmp_path):
+    assert learnt(tmp_path, "ddpg", "Pendulum-v1", 12_000, seed=1) >= -200
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("recipe", ["ddpg", "apex_dpg", "d4pg"])
+def test_pendulum_every_seed(tmp_path, recipe, seed):
+    assert learnt(tmp_path, recipe, "Pendulum-v1", 20_000, seed) >= -200
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pendulum_with_a_mixture_of_gaussians(tmp_path, seed):
+    assert learnt(tmp_path, "d4pg", "Pendulum-v1", 20_000, seed, algo={"critic": "mixture"}) >= -200
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_cartpole_swingup(tmp_path, seed):
+    assert learnt(tmp_path, "d4pg", "dmc/cartpole-swingup", 100_000, seed) >= 700
