@@ -69,7 +69,8 @@ def test_one_worker_alone_repeats_a_serial_run(tmp_path):
 def test_a_resumed_run_equals_one_that_was_never_interrupted(tmp_path, topology, case):
     """The environments of this task can be restored, and the memory comes with the checkpoint: nothing differs."""
     recipe, _, fields = CASES[case]
-    fields = fields | {"topology": topology, "algo": fields["algo"] | {"epsilon_share": 1.0, "epsilon_end": 1.0}}
+    constant = {"epsilon_share": 1.0, "epsilon_end": 1.0, "lr": 1e-3, "lr_end": 1e-3}  # ends depend on the run's length
+    fields = fields | {"topology": topology, "algo": fields["algo"] | constant}
     if case == "dqn":
         fields["algo"]["replay"] = REPLAY | {"sampler": "proportional", "beta_end": None}
     whole = train(tmp_path, "whole", recipe, "rookery/TMaze-v0", env_steps=1600, **fields)
