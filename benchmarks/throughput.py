@@ -112,7 +112,7 @@ def rival_environment() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", default=list(TASKS), choices=[*TASKS, []])
+    parser.add_argument("tasks", nargs="*", choices=[*TASKS, []], help="all of them if none is named")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     rival_environment()
@@ -122,7 +122,7 @@ def main() -> None:
     print(f"{time.strftime('%Y-%m-%d')}, commit {commit}, {args.rounds} rounds, alternating; medians (min to max)\n")
     print("| task | Rookery steps/s | SB3 steps/s | ratio | bar | bound steps/s | share of bound | time split |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    for name in args.tasks:
+    for name in args.tasks or TASKS:
         task = TASKS[name]
         if not task.rival:
             print(alone(name, [ours(task) for _ in range(args.rounds)]), flush=True)
