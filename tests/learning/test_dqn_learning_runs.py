@@ -5,26 +5,10 @@ The short ones run in `make test`, the long ones under `make test-learning`.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-
-import rookery
-from rookery.envs.make import make
-from rookery.evaluate import evaluate
+from support_learning import learnt
 
 SEEDS = (1, 2, 3)
-
-
-def learnt(tmp_path: Path, recipe: str, env: str, env_steps: int, seed: int, **fields) -> float:
-    """Mean return of 100 greedy episodes after training."""
-    out = str(tmp_path / f"{recipe}-{seed}")
-    run = rookery.train(recipe, env=env, env_steps=env_steps, seed=seed, out=out, quiet=True, **fields)
-    lanes = make(run.config, 10, training=False)
-    result = evaluate(rookery.load(run.path), lanes, episodes=100, seed=7)
-    lanes.close()
-    print(f"{recipe} {env} seed {seed} {fields}: {result.return_mean:.2f} ± {result.return_std:.2f}")
-    return result.return_mean
 
 
 def test_tmaze_needs_memory(tmp_path):
