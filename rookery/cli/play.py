@@ -31,6 +31,7 @@ class Eval:
     envs: int = 8  # environments played together, at most: every one plays the same number of episodes
     best: bool = False  # the best checkpoint instead of the newest
     sample: bool = False  # sample actions, as in training, instead of the likeliest
+    epsilon: float = 0.0  # share of actions drawn at random, as papers on Atari evaluate (DQN 0.05, Rainbow 0.001)
     json: bool = False  # print the result as JSON, and nothing else
     trust: tuple[str, ...] = ()  # modules outside Rookery that the run may import
     debug: bool = False  # show tracebacks
@@ -47,7 +48,7 @@ def evaluate(words: list[str]) -> int:
     if args.json:
         print(json.dumps(dataclasses.asdict(result), indent=2))
         return 0
-    how = "greedy" if result.greedy else "sampled"
+    how = ("greedy" if result.greedy else "sampled") + (f", {result.epsilon:g} at random" if result.epsilon else "")
     console().print(facts({
         "policy": f"{escape(str(args.run))}, {result.checkpoint} ({result.env_steps:,} steps)",
         "played": f"{count(result.episodes, 'episode')} of {escape(result.env)}, {how}, seed {result.seed}",
@@ -71,7 +72,7 @@ def _evaluation(args: Eval, config) -> Evaluation:
     with _located(policy):
         lanes = make(config, divisor(args.episodes, args.envs), training=False)
         try:
-            return play(policy, lanes, args.episodes, args.seed, greedy=not args.sample)
+            return play(policy, lanes, args.episodes, args.seed, greedy=not args.sample, epsilon=args.epsilon)
         finally:
             lanes.close()
 
@@ -82,7 +83,8 @@ def divisor(episodes: int, most: int) -> int:
 
 
 def _store(folder: Path, result: Evaluation) -> Path:
-    path = folder / "eval" / f"{result.checkpoint}-{result.seed}.json"
+    how = ("" if result.greedy else "-sampled") + (f"-epsilon{result.epsilon:g}" if result.epsilon else "")
+    path = folder / "eval" / f"{result.checkpoint}-{result.seed}{how}.json"
     try:
         path.parent.mkdir(exist_ok=True)
         temporary = path.with_name(path.name + ".tmp")

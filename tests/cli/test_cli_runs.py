@@ -84,6 +84,23 @@ def test_eval_repeats_itself(run, capsys):
     assert results[0] == results[1]
 
 
+def test_eval_with_random_actions_stands_beside_the_greedy_one(run, capsys):
+    results = []
+    for words in ([], ["--epsilon", "1"], ["--epsilon", "1"]):
+        assert main(["eval", str(run), "--episodes", "4", "--seed", "12", "--json", *words]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    greedy, mixed, again = results
+    assert greedy["epsilon"] == 0.0 and mixed["epsilon"] == 1.0
+    assert mixed == again and mixed["returns"] != greedy["returns"]
+    names = {path.name for path in (run / "eval").glob("*-12*.json")}
+    assert names == {f"{greedy['checkpoint']}-12.json", f"{greedy['checkpoint']}-12-epsilon1.json"}
+
+
+def test_eval_refuses_an_epsilon_that_is_no_share(run, capsys):
+    assert main(["eval", str(run), "--epsilon", "1.5"]) == 2
+    assert "from 0 to 1" in capsys.readouterr().err
+
+
 def test_eval_of_one_checkpoint(run, capsys):
     (path,) = (run / "checkpoints").iterdir()
     assert main(["eval", str(path), "--episodes", "2"]) == 0
