@@ -34,7 +34,7 @@ class NetConfig:
     torso: Literal["auto", "mlp", "nature", "small", "impala"] = "auto"  # auto: mlp for vectors, nature for images
     hidden: tuple[int, ...] = (64, 64)  # MLP layers
     activation: Literal["tanh", "relu"] = "tanh"  # MLP activation
-    features: int = 512  # width of the layer behind a CNN
+    features: int = 512  # width of the layer behind a CNN; 0: no such layer
     shared: bool = False  # policy and value share torso (always so for images and recurrence)
     core: Literal["none", "gru", "lstm"] = "none"  # recurrent core
     core_size: int = 128  # units of the core

@@ -60,6 +60,7 @@ class DQNConfig:
     double: bool = True  # the online net chooses the next action, the target net values it
     dueling: bool = False  # value and advantages from two streams
     stream: int = 0  # units of the hidden layer of the head, or of each stream; 0: none
+    shared_bias: bool = False  # one bias for all actions in the last layer (tuned double DQN)
     trunk_scale: bool = False  # multiply the gradient that enters the torso by 1/sqrt(2), for dueling
     atoms: int = 0  # atoms of a distribution of returns (C51: 51); 0: values are numbers
     v_min: float = -10.0  # return of the first atom
@@ -125,6 +126,7 @@ class DQN(Algorithm):
         c = self.config
         head = partial(
             QHead, actions=self.actions, stream=c.stream, dueling=c.dueling, trunk_scale=c.trunk_scale,
+            shared_bias=c.shared_bias,
             atoms=torch.linspace(c.v_min, c.v_max, c.atoms) if c.atoms else None,
             sigma=c.noisy_sigma if c.noisy else 0.0,
         )  # fmt: skip
@@ -353,3 +355,5 @@ def _check(config: DQNConfig, spec: EnvSpec, recurrent: bool) -> None:
         raise UsageError("algo.rescale is for values that are numbers; with algo.atoms choose v_min and v_max instead")
     if config.trunk_scale and not config.dueling:
         raise UsageError("algo.trunk_scale balances the two streams of algo.dueling, which is off; turn one of them")
+    if config.shared_bias and (config.dueling or config.noisy or config.atoms):
+        raise UsageError("algo.shared_bias is for the plain head; it has no place beside dueling, noisy or atoms")

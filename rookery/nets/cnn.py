@@ -38,25 +38,26 @@ def cnn(leaf: Leaf, net: NetConfig) -> nn.Module:
 
 
 class Encoder(nn.Module):
-    """Image in, convolutions, one linear layer, features out."""
+    """Image in, convolutions, one linear layer if `features` is its width and not 0, features out."""
 
     def __init__(self, stack: nn.Module, image: tuple[int, int, int], last: bool, features: int):
         super().__init__()
         for module in stack.modules():
             if isinstance(module, nn.Conv2d):
                 orthogonal(module, HIDDEN_GAIN)
-        self.image, self.last, self.features = image, last, features
+        self.image, self.last = image, last
         with torch.no_grad():
             size = stack(torch.zeros(1, *image)).numel()
         self.stack = stack.to(memory_format=torch.channels_last)
-        self.linear = linear(size, features)
+        self.linear = linear(size, features) if features else None
+        self.features = features or size
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_cpu and len(x) > CHUNK:
             y = torch.cat([self._convolve(part) for part in x.chunk(math.ceil(len(x) / CHUNK))])
         else:
             y = self._convolve(x)
-        return F.relu(self.linear(y), inplace=True)
+        return y if self.linear is None else F.relu(self.linear(y), inplace=True)
 
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
         y = self.stack(self._pixels(x))

@@ -90,7 +90,7 @@ class QHead(nn.Module):
 
     Dueling (Wang et al. 2016, eq. 9): value + advantage - mean advantage, on the logits of each atom if there are
     atoms. `stream` is the width of the hidden layer of each stream, 0 for none. With `sigma` above 0 all layers are
-    noisy and take a vector of `noise` numbers, for all rows or for each.
+    noisy and take a vector of `noise` numbers, for all rows or for each. `shared_bias`: the actions have one bias.
     """
 
     def __init__(
@@ -102,12 +102,13 @@ class QHead(nn.Module):
         atoms: torch.Tensor | None = None,
         sigma: float = 0.0,
         trunk_scale: bool = False,
+        shared_bias: bool = False,
     ):
         super().__init__()
         self.actions, self.trunk_scale = actions, trunk_scale
         self.register_buffer("atoms", atoms, persistent=False)
         self.count = 1 if atoms is None else len(atoms)
-        self.advantage = Stream(inputs, stream, actions * self.count, sigma)
+        self.advantage = Stream(inputs, stream, actions * self.count, sigma, shared_bias)
         self.value = Stream(inputs, stream, self.count, sigma) if dueling else None
         self.parts = (self.advantage.noise, 0 if self.value is None else self.value.noise)
         self.noise = sum(self.parts)
@@ -133,13 +134,17 @@ class QHead(nn.Module):
 
 
 class Stream(nn.Module):
-    """One or two linear layers, noisy or not, with a ReLU between."""
+    """One or two linear layers, noisy or not, with a ReLU between; all outputs may share one bias."""
 
-    def __init__(self, inputs: int, hidden: int, outputs: int, sigma: float):
+    def __init__(self, inputs: int, hidden: int, outputs: int, sigma: float, shared_bias: bool = False):
         super().__init__()
         sizes = [inputs, hidden, outputs] if hidden else [inputs, outputs]
         # nn.Linear starts uniform within ±1/√fan_in by itself
         self.layers = nn.ModuleList(NoisyLinear(*s, sigma) if sigma else nn.Linear(*s) for s in pairwise(sizes))
+        if shared_bias:
+            last = self.layers[-1]
+            last.bias = nn.Parameter(last.bias.detach()[:1].clone())
+        self.shared = outputs if shared_bias else 0
         self.widths = [layer.width for layer in self.layers] if sigma else []
         self.noise = sum(self.widths)
         self.pairs = [(layer.weight, layer.bias) for layer in self.layers]  # what a call needs, without its lookups
@@ -148,7 +153,8 @@ class Stream(nn.Module):
         if noise is None:  # the means, where there is noise
             for weight, bias in self.pairs[:-1]:
                 x = torch.relu_(F.linear(x, weight, bias))
-            return F.linear(x, *self.pairs[-1])
+            weight, bias = self.pairs[-1]
+            return F.linear(x, weight, bias.expand(self.shared) if self.shared else bias)
         first, *rest = zip(self.layers, noise.split(self.widths, -1))
         x = first[0](x, first[1])
         for layer, part in rest:

@@ -18,7 +18,8 @@ APEX = {
     "algo.replay.remover": "soft", "algo.replay.samples_per_insert": 0.0,
 }  # fmt: skip
 ATARI = APEX | {
-    "envs_per_actor": 8, "atari.max_frames": 50_000, "algo.unroll": 50, "algo.refresh": 800, "algo.stream": 512,
+    "envs_per_actor": 8, "atari.max_frames": 50_000, "algo.unroll": 50, "algo.refresh": 800, "net.features": 0,
+    "algo.stream": 512,
     "algo.optimizer": "rmsprop", "algo.lr": 2.5e-4 / 4, "algo.decay": 0.95, "algo.optimizer_eps": 1.5e-7,
     "algo.target_period": 2_500, "algo.replay.capacity": 2_000_000, "algo.replay.batch": 512,
     "algo.replay.prefetch": 16,

@@ -1,6 +1,7 @@
 """Double DQN (van Hasselt et al. 2016): the online net chooses the next action, the target net values it.
 
-The Atari row has the paper's tuned numbers: a slower target (30,000 steps), a smaller final epsilon.
+The Atari row has the paper's tuned numbers: a slower target (30,000 steps), a smaller final epsilon,
+one bias for all actions.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import dataclasses
 
 from rookery.recipes import dqn
 
-ATARI = {"algo.double": True, "algo.target_period": 7_500, "algo.epsilon_end": 0.01}
+ATARI = {
+    "algo.double": True, "algo.target_period": 7_500, "algo.epsilon_end": 0.01, "algo.shared_bias": True,
+}  # fmt: skip
 
 RECIPE = dataclasses.replace(
     dqn.RECIPE,

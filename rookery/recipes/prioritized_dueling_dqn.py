@@ -10,11 +10,10 @@ PRIORITIZED = {
     "algo.replay.sampler": "proportional", "algo.replay.alpha": 0.6, "algo.replay.beta": 0.4,
     "algo.replay.beta_end": 1.0, "algo.double": True, "algo.dueling": True,
 }  # fmt: skip
-ATARI = (
-    double_dqn.ATARI
-    | PRIORITIZED
-    | {"algo.stream": 512, "algo.trunk_scale": True, "algo.lr": 6.25e-5, "algo.max_grad_norm": 10.0}
-)
+ATARI = double_dqn.ATARI | PRIORITIZED | {
+    "net.features": 0, "algo.stream": 512, "algo.shared_bias": False, "algo.trunk_scale": True, "algo.lr": 6.25e-5,
+    "algo.max_grad_norm": 10.0,
+}  # fmt: skip
 SMALL = {"algo.stream": 64, "algo.lr": 1e-3, "algo.replay.samples_per_insert": 16.0}
 
 RECIPE = dataclasses.replace(

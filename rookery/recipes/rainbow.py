@@ -12,9 +12,9 @@ SIX = {
     "algo.replay.alpha": 0.5, "algo.replay.beta": 0.4, "algo.replay.beta_end": 1.0,
 }  # fmt: skip
 ATARI = SIX | {
-    "algo.stream": 512, "algo.v_min": -10.0, "algo.v_max": 10.0, "algo.noisy_sigma": 0.5, "algo.optimizer": "adam",
-    "algo.lr": 6.25e-5, "algo.optimizer_eps": 1.5e-4, "algo.replay.min_size": 20_000, "algo.target_period": 2_000,
-    "algo.max_grad_norm": 10.0,
+    "net.features": 0, "algo.stream": 512, "algo.v_min": -10.0, "algo.v_max": 10.0, "algo.noisy_sigma": 0.5,
+    "algo.optimizer": "adam", "algo.lr": 6.25e-5, "algo.optimizer_eps": 1.5e-4, "algo.replay.min_size": 20_000,
+    "algo.target_period": 2_000, "algo.max_grad_norm": 10.0,
 }  # fmt: skip
 SMALL = SIX | {
     "algo.stream": 128, "algo.v_min": -100.0, "algo.v_max": 100.0, "algo.lr": 1e-3,

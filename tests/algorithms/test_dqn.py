@@ -237,10 +237,11 @@ def test_each_noise_reaches_its_own_pass():
     [
         {},
         {"dueling": True, "stream": 5, "trunk_scale": True},
+        {"shared_bias": True},
         {"atoms": 5, "dueling": True, "noisy": True},
         {"rescale": True, "double": False, "momentum": 0.9},
     ],
-    ids=["plain", "dueling", "rainbow", "rescale"],
+    ids=["plain", "dueling", "shared-bias", "rainbow", "rescale"],
 )
 def test_repeated_updates_on_one_batch_lower_its_loss(changes, optimizer):
     lr = {"adam": 1e-2, "rmsprop": 5e-2, "adagrad": 1e-1}[optimizer] * (0.2 if "momentum" in changes else 1)

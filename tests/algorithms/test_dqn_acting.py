@@ -253,6 +253,7 @@ def test_other_actions_are_refused_with_what_to_use_instead(action, fix):
         ({"atoms": 51, "v_min": 3.0}, "v_min"),
         ({"atoms": 51, "rescale": True}, "rescale"),
         ({"trunk_scale": True}, "dueling"),
+        ({"shared_bias": True, "dueling": True}, "plain head"),
         ({"net": NETS["lstm"], "overlap": 4}, "overlap"),
         ({"net": NETS["lstm"], "sequence": 0}, "sequence"),
     ],

@@ -106,6 +106,19 @@ def test_heads_start_uniform_within_one_over_the_root_of_the_inputs():
             assert float(layer.weight.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.1)
 
 
+def test_actions_may_share_one_bias():
+    own, shared, x = head(), head(shared_bias=True), torch.randn(7, 4)
+    assert shared.advantage.layers[-1].bias.shape == (1,)
+    with torch.no_grad():
+        own.advantage.layers[-1].bias.fill_(0.7)
+        shared.advantage.layers[-1].bias.fill_(0.7)
+    assert torch.equal(shared(x), own(x))
+    for made in (own, shared):
+        (made(x) ** 2).sum().backward()
+    grads = [made.advantage.layers[-1].bias.grad for made in (own, shared)]
+    torch.testing.assert_close(grads[1], grads[0].sum().view(1))
+
+
 def test_the_gradient_into_the_trunk_is_scaled_and_nothing_else():
     torch.manual_seed(3)
     plain, scaled = head(dueling=True, stream=6), head(dueling=True, stream=6, trunk_scale=True)

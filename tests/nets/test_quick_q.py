@@ -48,6 +48,13 @@ def test_it_computes_what_the_modules_compute(fields, dueling, atoms, sigma, str
         torch.testing.assert_close(torch.from_numpy(values), expected, rtol=0, atol=2e-6)
 
 
+def test_it_computes_a_shared_bias():
+    nets, obs = nets_of({"shared_bias": True}), torch.randn(9, 5)
+    with torch.inference_mode():
+        expected = nets["q"](features_step(nets, {"obs": obs}, {})[0])
+    torch.testing.assert_close(torch.from_numpy(QuickQ(nets).values(obs.numpy())), expected, rtol=0, atol=2e-6)
+
+
 def test_it_sees_weights_that_change_in_place_and_notices_when_they_move():
     nets = nets_of({"dueling": True})
     quick, obs = QuickQ(nets), torch.randn(4, 5).numpy()

@@ -239,3 +239,12 @@ def test_a_torso_of_your_own(monkeypatch):
     ]:
         with pytest.raises(UsageError, match=words):
             make_torso(s, NetConfig(module=module))
+
+
+def test_without_a_layer_behind_the_convolutions_their_output_is_the_features():
+    s = spec(obs=ATARI)
+    with_layer, without = make(s), make(s, NetConfig(features=0))
+    assert without.features == 64 * 7 * 7 and not any(isinstance(m, nn.Linear) for m in without.modules())
+    obs = random_obs(s, CHUNK + 3)
+    expected = with_layer.images[0].linear(without(obs)).relu()
+    torch.testing.assert_close(with_layer(obs), expected)
