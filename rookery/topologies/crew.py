@@ -43,6 +43,7 @@ class Crew:
         self._segments = {name: Segment.reserve(name) for name in ("slots", "weights", "pulse")}
         self._workers: list[Worker | None] = [None] * config.actors
         self._incarnation = [0] * config.actors
+        self._early: list[tuple[int, str, str]] = []  # replaced before there was a journal: actor, reason, words
         self._restarts = [Restarts(self.limits.restarts, self.limits.window) for _ in range(config.actors)]
         self._deadlines = [Deadline(self.limits.step_deadline) for _ in range(config.actors)]
         self._busy: dict[int, deque[int]] = {}  # actor -> slots it was given; it is filling the first
@@ -84,6 +85,9 @@ class Crew:
     def open(self, job: Job, feed: Any, shapes: Shapes, count: int, floats: int | None = None) -> None:
         """Lay out the shared memory and let every worker reset its environments; `floats` of weights travel."""
         self._job, self._feed = job, feed
+        for index, reason, told in self._early:
+            job.journal.lost(0, reason, told)
+            feed.lost(index, reason)  # it begins anew, also where others continue from a checkpoint
         layout = Slots.layout(shapes, count)
         sizes = {
             "slots": layout.size,
@@ -142,9 +146,12 @@ class Crew:
         steps = self._give_back(index)
         while True:
             delay = self._restarts[index].next(error)  # raises the error itself once there were too many
+            told = f"{error} — replaced in {delay:.1f} s"
             if self._job is not None and self._feed is not None:
-                self._job.journal.lost(steps, error.reason, f"{error} — replaced in {delay:.1f} s")
+                self._job.journal.lost(steps, error.reason, told)
                 self._feed.lost(index, error.reason)
+            else:
+                self._early.append((index, error.reason, told))
             steps = 0
             self._end(index)
             self._pause(delay)

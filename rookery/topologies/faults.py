@@ -30,7 +30,10 @@ class InjectedFault(RuntimeError):
 
 @dataclass(frozen=True)
 class Trigger:
-    """At `counter` >= `count`, once per process; in incarnation 0 only, or in each with `always`."""
+    """At `counter` >= `count`, once per process; in incarnation 0 only, or in each with `always`.
+
+    `start` is 0 when a worker process begins, before it makes its environments.
+    """
 
     role: str
     index: int | None  # None: any

@@ -43,6 +43,8 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
     torch.set_num_threads(1)
     config = decode_config(start["config"], trust=tuple(start["trust"]))
     index, incarnation = start["index"], start["incarnation"]
+    plan = FaultPlan.parse(config.fault_plan).only("actor", index, incarnation)
+    plan.fire("actor", index, incarnation=incarnation, start=0)
     lanes = make(config, config.envs_per_actor)
     channel.send({"op": "ready", "spec": msgspec.to_builtins(lanes.spec)}, timeout=IDLE)
 
@@ -51,7 +53,6 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
     board = WeightBoard(Segment.attach(fds["weights"], memory["weights_size"]))
     pulse = Pulse(Segment.attach(fds["pulse"], memory["pulse_size"]))
     maker = GradientMaker(config, build_algorithm(config, lanes.spec), lanes, index)
-    plan = FaultPlan.parse(config.fault_plan).only("actor", index, incarnation)
     sequence, actor = memory["sequence"], maker.producer.actor
     maker.producer.begin(sequence, f"{sequence}.{incarnation}")
     vector = torch.empty(maker.whole.size)

@@ -28,6 +28,8 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
     torch.set_num_threads(1)
     config = decode_config(start["config"], trust=tuple(start["trust"]))
     index, incarnation = start["index"], start["incarnation"]
+    plan = FaultPlan.parse(config.fault_plan).only("actor", index, incarnation)
+    plan.fire("actor", index, incarnation=incarnation, start=0)
     lanes = make(config, config.envs_per_actor)
     channel.send({"op": "ready", "spec": msgspec.to_builtins(lanes.spec)}, timeout=IDLE)
 
@@ -41,7 +43,6 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
     vector = torch.empty(published.size)
     producer = Producer(algorithm, nets, lanes, config.seed, index)
     actor, refresh = producer.actor, getattr(producer.plan.table, "refresh", 0)
-    plan = FaultPlan.parse(config.fault_plan).only("actor", index, incarnation)
     snapshot = None if memory["snapshot"] is None else unpack_tree(memory["snapshot"])
     producer.begin(memory["sequence"], f"{memory['sequence']}.{incarnation}", snapshot)
     version, steps = -1, 0  # of the weights we act with, and steps taken with them

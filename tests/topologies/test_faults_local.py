@@ -93,6 +93,16 @@ def test_a_worker_is_replaced_and_its_steps_are_counted_as_dropped(tmp_path, fau
     assert ledger["collected"] == ledger["trained"] + sum(ledger["dropped"].values()) + ledger["in_flight"]
 
 
+@pytest.mark.parametrize("fault", ["sigkill", "exit"])
+def test_a_worker_that_dies_while_it_starts_is_replaced(tmp_path, fault):
+    run = rookery.train(
+        "ppo", env="CartPole-v1", out=str(tmp_path / "run"), **SMALL, **QUICK, topology="local", actors=2,
+        fault_plan=f"actor[1]@start=0:{fault}",
+    )  # fmt: skip
+    assert run.summary["restarts"] == 1 and run.summary["exit_reason"] == "env_steps"
+    assert run.summary["ledger"]["dropped"] == {}
+
+
 def test_a_replacement_is_given_up_after_the_allowed_number(tmp_path):
     with pytest.raises(EnvError, match="SIGKILL"):
         rookery.train(
