@@ -52,7 +52,6 @@ class Learner:
         self._skips_in_a_row = 0
         # Gradients are checked every time. Small updates on replayed batches would spend a tenth of their time on this.
         self.check_every = 1 if isinstance(algorithm.plan().table, Queue) else 50  # updates
-        self._one = torch.ones((), device=self.device)
         self._due = tuple(self.flat)  # groups whose gradient was filled last
         self.spoil: Callable[[int], bool] = lambda updates: False  # faults on purpose: spoil this update's gradient?
 
@@ -113,7 +112,7 @@ class Learner:
         for group, loss in output.losses.items():
             self.flat[group].zero_grad()
             if len(self.flat) == 1:
-                loss.backward(self._one)
+                loss.backward()
             else:
                 loss.backward(inputs=self.flat[group].parameters, retain_graph=group != self._due[-1])
         return output

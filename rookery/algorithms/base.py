@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from rookery.config import NetConfig
+from rookery.nets.optimizer import Optimizer
 from rookery.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Tree
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]  # sum over ranks; the identity in one process
@@ -74,7 +75,7 @@ class Algorithm(ABC):
         return None
 
     @abstractmethod
-    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
         """One optimiser per group, each over one flat parameter."""
 
     def work(self, nets: nn.ModuleDict) -> float:

@@ -37,6 +37,7 @@ from rookery.nets import critic as heads
 from rookery.nets.adam import FlatAdam
 from rookery.nets.critic import Activation, Body, Critic, DeterministicPolicy, RandomStart
 from rookery.nets.normalize import ObsNormalizer
+from rookery.nets.optimizer import Optimizer
 from rookery.ops.distributional import (
     Mixture,
     categorical_cross_entropy,
@@ -312,7 +313,7 @@ class DPG(Algorithm):
             live = batch.live if self.recurrent else torch.ones_like(batch.reward, dtype=torch.bool)
             nets["normalizer"].update(obs, live, reduce)
 
-    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
         rates = {"actor": self.config.actor_lr, "critic": self.config.critic_lr}
         return {name: FlatAdam(p, rates[name], self.config.adam_eps) for name, p in parameters.items()}
 

@@ -31,6 +31,7 @@ from rookery.errors import UsageError
 from rookery.nets import build
 from rookery.nets.adam import FlatAdam
 from rookery.nets.noisy import factors
+from rookery.nets.optimizer import Optimizer
 from rookery.nets.qnet import ONLINE, QHead, copy_to_targets, features_sequence, q_nets
 from rookery.nets.quick_q import EpsilonGreedy, QuickQ
 from rookery.nets.rmsprop import FlatAdaGrad, FlatRMSProp
@@ -290,7 +291,7 @@ class DQN(Algorithm):
             copy_to_targets(nets)
         self._follows = True
 
-    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
         c = self.config
         make = {
             "adam": lambda p: FlatAdam(p, c.lr, c.optimizer_eps),

@@ -26,6 +26,7 @@ from rookery.errors import UsageError
 from rookery.nets import build
 from rookery.nets.adam import FlatAdam
 from rookery.nets.normalize import RewardScaler
+from rookery.nets.optimizer import Optimizer
 from rookery.nets.quick import QuickPolicy
 from rookery.ops import moments
 from rookery.ops.policy import clip_fraction, clipped_surrogate, kl_estimate
@@ -218,7 +219,7 @@ class PPO(Algorithm):
         # After, not before: all epochs must see the statistics the actors saw, or the ratio does not start at 1.
         nets["normalizer"].update(tree.map(lambda x: x[:-1], batch.obs), batch.live, reduce)
 
-    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
         return {name: FlatAdam(p, self.config.lr, self.config.adam_eps) for name, p in parameters.items()}
 
     def work(self, nets: nn.ModuleDict) -> float:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from rookery.nets.optimizer import FlatOptimizer
 
-class FlatAdam(torch.optim.Adam):
+
+class FlatAdam(FlatOptimizer):
     def __init__(self, parameter: nn.Parameter, lr: float, eps: float = 1e-8):
-        super().__init__([parameter], lr=lr, eps=eps, fused=True)
-        self._parameter = parameter
+        super().__init__(parameter, lr=lr, betas=(0.9, 0.999), eps=eps, fused=True)
 
     @torch.no_grad()
     def step(self) -> None:
-        parameter, group = self._parameter, self.param_groups[0]
+        parameter, group = self.parameter, self.param_groups[0]
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), device=parameter.device)
@@ -28,5 +29,3 @@ class FlatAdam(torch.optim.Adam):
             [parameter], [parameter.grad], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]],
             lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"], amsgrad=False, maximize=False,
         )  # fmt: skip
-
-    step.hooked = True  # or torch would wrap it in profiling hooks, which cost more than the step itself

@@ -13,8 +13,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from rookery.nets.optimizer import FlatOptimizer
 
-class FlatRMSProp(torch.optim.Optimizer):
+
+class FlatRMSProp(FlatOptimizer):
     """p -= lr g / sqrt(E[g²] (- E[g]²) + eps), through a momentum if there is one."""
 
     def __init__(
@@ -27,13 +29,13 @@ class FlatRMSProp(torch.optim.Optimizer):
         centered: bool = False,
         start: float = 1.0,
     ):
-        defaults = {"lr": lr, "decay": decay, "eps": eps, "momentum": momentum, "centered": centered, "start": start}
-        super().__init__([parameter], defaults)
-        self._parameter = parameter
+        super().__init__(
+            parameter, lr=lr, decay=decay, eps=eps, momentum=momentum, centered=centered, start=start
+        )
 
     @torch.no_grad()
     def step(self) -> None:
-        parameter, group = self._parameter, self.param_groups[0]
+        parameter, group = self.parameter, self.param_groups[0]
         gradient, state = parameter.grad, self.state[parameter]
         if not state:
             state["square"] = torch.full_like(parameter, group["start"])
@@ -54,23 +56,18 @@ class FlatRMSProp(torch.optim.Optimizer):
         else:
             parameter.addcdiv_(gradient, root, value=-group["lr"])
 
-    step.hooked = True  # or torch would wrap it in profiling hooks, see adam.py
 
-
-class FlatAdaGrad(torch.optim.Optimizer):
+class FlatAdaGrad(FlatOptimizer):
     """p -= lr g / (sqrt(sum of all g²) + eps) (Duchi et al. 2011): steps only ever become smaller."""
 
     def __init__(self, parameter: nn.Parameter, lr: float, eps: float = 1e-10):
-        super().__init__([parameter], {"lr": lr, "eps": eps})
-        self._parameter = parameter
+        super().__init__(parameter, lr=lr, eps=eps)
 
     @torch.no_grad()
     def step(self) -> None:
-        parameter, group = self._parameter, self.param_groups[0]
+        parameter, group = self.parameter, self.param_groups[0]
         gradient, state = parameter.grad, self.state[parameter]
         if not state:
             state["sum"] = torch.zeros_like(parameter)
         total = state["sum"].addcmul_(gradient, gradient)
         parameter.addcdiv_(gradient, total.sqrt().add_(group["eps"]), value=-group["lr"])
-
-    step.hooked = True

@@ -14,6 +14,7 @@ from rookery.algorithms.ppo import PPO, PPOConfig
 from rookery.checkpoint import Checkpoint
 from rookery.config import NetConfig, RunConfig
 from rookery.evaluate import evaluate
+from rookery.nets.adam import FlatAdam
 from rookery.policy import Policy
 from rookery.seeding import seed_of
 
@@ -62,7 +63,7 @@ def test_the_first_policy_is_nearly_uniform_and_weights_start_orthogonal(name):
         torch.testing.assert_close(product, gain * torch.eye(len(product)), atol=1e-5, rtol=1e-4)
         assert not layer.bias.any()
     optimizer = rig.learner.optimizers["all"]
-    assert isinstance(optimizer, torch.optim.Adam) and optimizer.param_groups[0]["eps"] == 1e-5
+    assert isinstance(optimizer, FlatAdam) and optimizer.param_groups[0]["eps"] == 1e-5
 
 
 def test_the_kl_limit_ends_an_update_after_exactly_one_minibatch():
