@@ -66,19 +66,21 @@ class Learner:
             batch = tree.map_fields(batch, lambda x: x.to(self.device, non_blocking=True))
         self._rng.manual_seed(seed_of(self._seed, "minibatches", self.version))
         metrics: list[dict[str, torch.Tensor]] = []
-        output = LossOutput({}, {})
+        output, norms = LossOutput({}, {}), {}
         for minibatch in algorithm.minibatches(algorithm.prepare(self.nets, batch, self.reduce), self._rng):
             output = self.gradients(minibatch)
             if algorithm.stop_above < math.inf and float(self.reduce(output.stop)) > algorithm.stop_above:
                 break
-            norms = self.apply()
+            norms = self.apply() if self._usable(output) else {}
             if norms:  # what was skipped is counted, and not told: it is not finite
                 metrics.append(output.metrics | norms)
         self.version += 1
         if self.version % self.check_every == 0:
             self.check_finite()
         algorithm.after_update(self.nets, batch, self.reduce, self.version)
-        return StepReport(self._means(metrics) if tell else {}, output.priorities)
+        # Those of an update that was skipped are worth nothing.
+        priorities = None if output.priorities is None or not norms else output.priorities.cpu()
+        return StepReport(self._means(metrics) if tell else {}, priorities)
 
     def first_gradients(self, batch: Any) -> LossOutput:
         """Fill the flat gradients from the first minibatch of a batch, and leave their application to others."""
@@ -129,7 +131,7 @@ class Learner:
             norm = torch.linalg.vector_norm(flat.grad)
             value = norm.item()
             if not math.isfinite(value):
-                self._skip(group, value)
+                self._skip(f"the gradient of group '{group}'", value)
                 return {}
             if value > self.algorithm.max_grad_norm:
                 flat.grad.mul_(self.algorithm.max_grad_norm / (value + 1e-6))
@@ -140,12 +142,20 @@ class Learner:
         self._skips_in_a_row = 0
         return norms
 
-    def _skip(self, group: str, norm: float) -> None:
+    def _usable(self, output: LossOutput) -> bool:
+        """Whether the errors behind the priorities are finite. (Gradients of a Huber loss are, whatever the errors.)"""
+        total = 0.0 if output.priorities is None else float(output.priorities.sum())
+        if math.isfinite(total):
+            return True
+        self._skip("the sum of errors", total)
+        return False
+
+    def _skip(self, what: str, value: float) -> None:
         self.skipped += 1
         self._skips_in_a_row += 1
         if self._skips_in_a_row >= SKIPS_IN_A_ROW:
             raise NumericError(
-                f"the gradient of group '{group}' was {norm} {SKIPS_IN_A_ROW} times in a row (update {self.updates}); "
+                f"{what} was {value} {SKIPS_IN_A_ROW} times in a row (update {self.updates}); "
                 "the weights are untouched. Try a smaller --algo.lr, --algo.max-grad-norm, or --net.normalize-obs True"
             )
 

@@ -44,7 +44,9 @@ class Policy:
     def act_batch(self, obs: dict[str, np.ndarray], state: Tree, explore: torch.Generator | None = None) -> Any:
         """Actions [B, ...] for observations [B, ...] in Rookery's own form (a dict), and the next state."""
         rows = tree.map(lambda x: torch.from_numpy(np.ascontiguousarray(x)), obs)
-        noise = None if explore is None else Explore(explore, np.zeros(len(tree.leaves(rows)[0]), np.int64))
+        noise = None
+        if explore is not None:  # environments take turns on a ladder of epsilons or noises
+            noise = Explore(explore, np.arange(len(tree.leaves(rows)[0])) % self.config.lanes)
         output = self.algorithm.act(self.nets, rows, state, noise)
         return np.asarray(output.action), output.state
 

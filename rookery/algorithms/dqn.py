@@ -78,7 +78,7 @@ class DQNConfig:
     ladder: bool = False  # every environment has an epsilon of its own, constant (Ape-X), instead of the schedule
     ladder_epsilon: float = 0.4  # the largest of them
     ladder_alpha: float = 7.0  # the smallest is the largest to the power of 1 + this
-    refresh: int = 0  # steps of an actor between two looks at the weights; 0: every unroll
+    refresh: int = 0  # steps of an actor process between two looks at the weights; 0: every unroll
     sequence: int = 80  # rows trained on per item, with a recurrent core
     burn_in: int = 40  # rows before them that only warm the recurrent state up
     overlap: int = 40  # rows that a sequence shares with the next one of its episode
@@ -235,7 +235,7 @@ class DQN(Algorithm):
         loss = torch.dot(loss, items.weight) / len(loss)
         metrics["loss"] = loss.detach()
         if self._ladder is None:
-            metrics["epsilon"] = self.epsilon.to(loss.device)
+            metrics["epsilon"] = nets["epsilon"].value  # what actors have: of an applier, only that is known here
         return LossOutput({"all": loss}, metrics, priorities=size)
 
     def _transitions(self, nets: nn.ModuleDict, items: Transitions, noise: tuple) -> Rows:

@@ -1,7 +1,8 @@
 """DDPG (Lillicrap et al. 2015), and the rows that the other members of its family start from.
 
-The generic row has the paper's numbers with two changes that its successors agree on: targets follow at 0.005 where the
-paper has 0.001, and the noise is independent from step to step (`--algo.noise ou` has the paper's).
+The generic row has the paper's numbers with changes that its successors agree on: targets follow at 0.005 where the
+paper has 0.001, the noise is independent from step to step (`--algo.noise ou` has the paper's), the critic's weights
+are not penalised, and the memory begins with random actions. docs/recipes-ddpg.md lists all deviations.
 """
 
 from __future__ import annotations

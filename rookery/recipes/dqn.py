@@ -20,7 +20,7 @@ ATARI: dict[str, Any] = {
     "algo.unroll": 1, "algo.replay.capacity": 1_000_000, "algo.replay.min_size": 50_000, "algo.replay.batch": 32,
     "algo.replay.samples_per_insert": 8.0, "algo.double": False, "algo.optimizer": "rmsprop", "algo.lr": 2.5e-4,
     "algo.decay": 0.95, "algo.optimizer_eps": 0.01 / 32**2, "algo.max_grad_norm": WITHOUT_LIMIT,
-    "algo.target_period": 10_000, "algo.epsilon_end": 0.1, "algo.epsilon_share": 0.02, "checkpoint.every": 1_000_000,
+    "algo.target_period": 2_500, "algo.epsilon_end": 0.1, "algo.epsilon_share": 0.02, "checkpoint.every": 1_000_000,
 }  # fmt: skip
 SMALL: dict[str, Any] = {
     "envs_per_actor": 8, "net.hidden": (256, 256), "net.activation": "relu", "algo.unroll": 32,
@@ -50,11 +50,14 @@ def presets(
     )
 
 
+# Overestimation feeds on large steps and fresh targets: with those of SMALL one seed in three ends at 200 on CartPole.
+PLAIN = {"algo.double": False, "algo.lr": 5e-4, "algo.target_period": 250}
+
 RECIPE = Recipe(
     name="dqn",
     about="deep Q-learning with a replay memory; discrete actions",
     algorithm="rookery.algorithms.dqn:DQN",
     config=DQNConfig,
-    presets=presets({}, {"algo.double": False}, "Mnih et al. 2015, as in DQN Zoo"),
+    presets=presets({}, PLAIN, "Mnih et al. 2015, as in DQN Zoo"),
     generic=DEFAULT_KINDS,
 )

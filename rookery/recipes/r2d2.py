@@ -16,9 +16,10 @@ SEQUENCES = {
 }  # fmt: skip
 ATARI = apex_dqn.ATARI | SEQUENCES | {
     "net.features": 512, "net.core_size": 512, "net.feed_last": True, "atari.episodic_life": False,
-    "atari.reward_clip": False, "algo.unroll": 40, "algo.sequence": 80, "algo.burn_in": 40, "algo.overlap": 40,
-    "algo.optimizer": "adam", "algo.lr": 1e-4, "algo.optimizer_eps": 1e-3, "algo.replay.capacity": 100_000,
-    "algo.replay.min_size": 5_000, "algo.replay.batch": 64, "algo.refresh": 3_200,
+    "atari.max_frames": 108_000, "atari.reward_clip": False, "algo.unroll": 40, "algo.sequence": 80,
+    "algo.burn_in": 40, "algo.overlap": 40, "algo.optimizer": "adam", "algo.lr": 1e-4,
+    "algo.optimizer_eps": 1e-3, "algo.replay.capacity": 100_000, "algo.replay.min_size": 5_000,
+    "algo.replay.batch": 64, "algo.refresh": 3_200,
 }  # fmt: skip
 SMALL = apex_dqn.APEX | SEQUENCES | {
     "topology": "serial", "actors": 1, "envs_per_actor": 16, "net.hidden": (64,), "net.activation": "tanh",

@@ -57,6 +57,7 @@ class ReplayTable:
         self._waiting = np.zeros(slots, np.int32)  # environment steps of an item that was not drawn yet
         self._largest = 1.0  # largest raw priority so far
         self._size = 0
+        self._full = False  # whether an item ever had to make room
         self.inserted = self.sampled = self.evicted = self.gone = 0  # items
         self.steps_waiting = self.steps_evicted = 0
         self._last = (np.zeros(1, np.int64), 1)  # ids of the last batch, and the id that was next then
@@ -82,7 +83,7 @@ class ReplayTable:
 
         Short episodes may use the frames up before the slots, and a `min_size` near the capacity is never reached then.
         """
-        return max(self._size, self.memory.min_size) if self.evicted and self._size else self._size
+        return max(self._size, self.memory.min_size) if self._full and self._size else self._size
 
     def settle(self) -> None:
         """Count no step of what is here any more: somebody else has, since these items were saved."""
@@ -170,6 +171,7 @@ class ReplayTable:
     def _write_off(self, slots: np.ndarray) -> None:
         lost = int(self._waiting.take(slots).sum())
         self._size -= len(slots)
+        self._full = True
         self.evicted += len(slots)
         self.steps_waiting -= lost
         self.steps_evicted += lost
@@ -305,7 +307,7 @@ class ReplayTable:
 
 
 _SAMPLER_BYTES = {"uniform": 16, "proportional": 10, "rank": 50}  # per slot
-_COUNTS = ("_size", "inserted", "sampled", "evicted", "gone", "steps_waiting", "steps_evicted")
+_COUNTS = ("_size", "_full", "inserted", "sampled", "evicted", "gone", "steps_waiting", "steps_evicted")
 
 
 def _check(plan: Replay, spec: EnvSpec) -> None:

@@ -79,7 +79,14 @@ class Pool:
         return array
 
 
-_IDLE = 3  # references to an array of the pool's that nobody else holds: list, loop, getrefcount
+def _references() -> int:
+    """References to an array that only a list holds, as a loop over the list sees them; versions of Python differ."""
+    for array in [np.empty(0)]:
+        count = sys.getrefcount(array)
+    return count
+
+
+_IDLE = _references()
 
 
 class FrameRing:

@@ -10,6 +10,7 @@ With one worker that waits for its gradient to be applied this is `serial.py`, b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +20,11 @@ from rookery.algorithms.base import Algorithm
 from rookery.config import RunConfig
 from rookery.errors import UsageError
 from rookery.learner import StepReport
+from rookery.producer import handover_shapes
 from rookery.topologies.crew import POLL, Crew
+from rookery.topologies.feed import check_room
 from rookery.topologies.grad_worker import GradientReport
+from rookery.topologies.gradient import share
 from rookery.topologies.job import Job
 from rookery.topologies.signals import Signals
 from rookery.types import EnvSpec, Queue
@@ -33,12 +37,16 @@ SETTLED = 100  # gradients before the usual loss is known well enough to call an
 def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job]) -> Job:
     with Crew(config, folder, signals, MODULE, GradientReport) as crew:
         job = open_job(crew.spec())
-        if isinstance(job.algorithm.plan().table, Queue):
+        plan = job.algorithm.plan()
+        if isinstance(plan.table, Queue):
             raise UsageError(f"recipe {config.recipe} has no replay memory; --topology async_grads needs one")
         if type(job.algorithm).pulled is Algorithm.pulled:
             raise UsageError(f"recipe {config.recipe} cannot compute gradients elsewhere: its targets would not follow")
         if config.net.normalize_obs:
             raise UsageError("the applier sees no observations to normalise by; use --net.normalize-obs False")
+        state = job.algorithm.initial_state(job.learner.nets, 1)
+        shapes = handover_shapes(job.spec, plan, config.envs_per_actor, state)
+        check_room(share(plan.table, config.actors), shapes, job.spec, config.actors)
         _run(job, crew)
         return job
 
@@ -119,14 +127,17 @@ class Applier:
     def _refuse(self, age: int, loss: float) -> str:
         if age > self.limits.max_age:
             return "stale_gradient"
-        outlier = self._seen >= SETTLED and loss > self._loss + self.limits.outlier * self._spread
-        if self.limits.outlier > 0 and outlier:
-            return "outlier_gradient"
+        if not math.isfinite(loss):
+            return ""  # the learner refuses it by itself
+        limit = self._loss + self.limits.outlier * self._spread
+        outlier = self.limits.outlier > 0 and self._seen >= SETTLED and loss > limit
+        # Outliers count too, cut to the limit: if the loss stays up there, that is the usual loss before long.
+        loss = min(loss, limit) if outlier else loss
         rate = 1 / min(SETTLED, self._seen + 1)
         self._spread += rate * (abs(loss - self._loss) - self._spread)
         self._loss += rate * (loss - self._loss)
         self._seen += 1
-        return ""
+        return "outlier_gradient" if outlier else ""
 
     def shares(self) -> dict[str, float]:
         return {"gradients_dropped": self.dropped / max(1, self.applied + self.dropped)}

@@ -175,7 +175,7 @@ class Crew:
         if not slots:
             return 0
         rows, arrays = self.slots.rows(slots[0]), self.slots.arrays(slots[0])
-        steps = live_steps(as_unroll(arrays), rows) if "live" in arrays else rows * self.config.envs_per_actor
+        steps = live_steps(as_unroll(arrays), rows) if "logp" in arrays else rows * self.config.envs_per_actor
         for slot in slots:
             self.release(slot)
         return steps

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import cached_property
+from time import monotonic
 
 from rookery import memory_file
 from rookery.actor import as_unroll
@@ -20,7 +21,7 @@ from rookery.replay.memory import ReplayTable, Sample
 from rookery.replay.snapshot import Snapshot
 from rookery.replay.table import QueueTable
 from rookery.topologies.job import Job
-from rookery.types import Queue, Replay
+from rookery.types import EnvSpec, Queue, Replay
 
 Release = Callable[[], None]
 SPARE = 0.9  # share of the free memory that a replay memory may take
@@ -74,7 +75,7 @@ class ReplayFeed:
         plan = job.algorithm.plan().table
         assert isinstance(plan, Replay), plan
         self.job, self.plan, self.memory = job, plan, plan.memory
-        _check_room(plan, shapes, job)
+        check_room(plan, shapes, job.spec)
         self.table = ReplayTable(plan, shapes, job.spec, job.config.actors, job.config.seed)
         self.lock = threading.Lock()  # loader threads draw while new items come in
         self.pending = [0] * job.config.actors  # steps the actors hold back until an item is whole
@@ -92,7 +93,8 @@ class ReplayFeed:
 
     @property
     def in_flight(self) -> int:
-        return self.table.steps_waiting + sum(self.pending) + self.ahead
+        with self.lock:  # a loader may be in the middle of a draw
+            return self.table.steps_waiting + sum(self.pending) + self.ahead
 
     def can_sample(self) -> bool:
         return self.table.can_sample() and (self.memory.samples_per_insert > 0 or self._turn)
@@ -176,10 +178,11 @@ class ReplayFeed:
                 job.journal.say("no replay memory was saved with this checkpoint: it is filled anew")
             else:
                 memory_file.load(found, self.table)
-                if found.name != f"step-{job.resumed_at:012d}":
-                    self.table.settle()
-                    job.journal.say(f"the replay memory is that of {found.name}, older than the checkpoint")
-            if not job.snapshots:
+            older = found is not None and found.name != f"step-{job.resumed_at:012d}"
+            if older:
+                self.table.settle()
+                job.journal.say(f"the replay memory is that of {found.name}, older than the checkpoint")
+            if older or not job.snapshots:  # actors go on where they were, or begin anew: not where this memory ends
                 for actor in range(job.config.actors):
                     self.table.forget(actor)
         job.journal.settle(self.in_flight)
@@ -192,6 +195,7 @@ class ReplayFeed:
         if not self.memory.save:
             return
         patience = LAST_SAVE if job.signals.requested is None else job.config.supervisor.grace
+        until = monotonic() + patience
         if last:
             self._writer.join(patience)
             self._complain()
@@ -201,7 +205,7 @@ class ReplayFeed:
             )
         if not started:
             job.journal.say("the replay memory of the last checkpoint is still being written: this one goes without")
-        if last and not self._writer.join(patience):
+        if last and not self._writer.join(max(0.0, until - monotonic())):
             job.journal.say(f"the replay memory was not saved within {patience:g} s; an older one, if any, stays")
         if last and (error := self._writer.poll()):
             raise error
@@ -220,13 +224,14 @@ def make_feed(job: Job, shapes: Shapes) -> Feed:
     return feed
 
 
-def _check_room(plan: Replay, shapes: Shapes, job: Job) -> None:
-    """Refuse a memory that would not fit, before it is filled and the machine dies of it."""
-    need = ReplayTable.bytes_needed(plan, shapes, job.spec)
+def check_room(plan: Replay, shapes: Shapes, spec: EnvSpec, memories: int = 1) -> None:
+    """Refuse a memory (or several like it) that would not fit, before it is filled and the machine dies of it."""
+    need = memories * ReplayTable.bytes_needed(plan, shapes, spec)
     have, source = Machine().memory()
     if need > SPARE * have:
-        fits = int(plan.memory.capacity * SPARE * have / need)
+        capacity = memories * plan.memory.capacity
+        fits = int(capacity * SPARE * have / need)
         raise UsageError(
-            f"a replay memory of {plan.memory.capacity:,} items needs {need / 2**30:.1f} GiB, and there are "
+            f"a replay memory of {capacity:,} items needs {need / 2**30:.1f} GiB, and there are "
             f"{have / 2**30:.1f} GiB ({source}); use --algo.replay.capacity {fits} or less"
         )

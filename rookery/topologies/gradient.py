@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 
 from rookery.algorithms.base import Algorithm
-from rookery.config import ReplayConfig, RunConfig
+from rookery.config import RunConfig
 from rookery.envs.lanes import Lanes
 from rookery.learner import Learner
 from rookery.producer import Producer, empty_arrays, handover_shapes
@@ -29,7 +29,7 @@ class GradientMaker:
         self.producer = Producer(algorithm, self.learner.nets, lanes, config.seed, index)
         plan = self.producer.plan.table
         assert isinstance(plan, Replay), plan
-        own = dataclasses.replace(plan, memory=_share(plan, config.actors))
+        own = share(plan, config.actors)
         state = algorithm.initial_state(self.learner.nets, 1)
         shapes = handover_shapes(lanes.spec, self.producer.plan, lanes.count, state)
         self._arrays = empty_arrays(shapes)
@@ -67,16 +67,18 @@ class GradientMaker:
         output = self.learner.first_gradients(sample.batch)
         self.whole.read_gradients(out)
         if output.priorities is not None:
-            self.table.update(sample.keys, output.priorities.detach().numpy())
+            if torch.isfinite(output.priorities).all():
+                self.table.update(sample.keys, output.priorities.detach().numpy())
+            else:
+                out.fill_(torch.nan)  # the applier skips and counts it
         report.gradient, report.fresh = True, sample.fresh
         report.loss = float(sum(float(loss.detach()) for loss in output.losses.values()))
         report.metrics = {name: float(value) for name, value in output.metrics.items()}
         report.learn_s = perf_counter() - started
 
 
-def _share(plan: Replay, workers: int) -> ReplayConfig:
+def share(plan: Replay, workers: int) -> Replay:
     """Each worker keeps its part of the whole memory."""
     memory = plan.memory
-    return dataclasses.replace(
-        memory, capacity=max(memory.batch, memory.capacity // workers), min_size=max(1, memory.min_size // workers)
-    )
+    capacity, min_size = max(memory.batch, memory.capacity // workers), max(1, memory.min_size // workers)
+    return dataclasses.replace(plan, memory=dataclasses.replace(memory, capacity=capacity, min_size=min_size))

@@ -11,6 +11,7 @@ import torch
 from support_dqn import algorithm, built, minibatch, transitions
 
 from rookery.config import NetConfig, ReplayConfig
+from rookery.errors import NumericError
 from rookery.ops.rescale import rescaled, unrescaled
 from rookery.types import EnvSpec, Leaf
 
@@ -262,3 +263,29 @@ def test_images_are_learnt_from_bytes():
     with torch.inference_mode():
         act = learner.algorithm.act(learner.nets, {"obs": eye}, {}, None)
     assert act.action.shape == (8,) and act.extras["q"].shape == (8,)
+
+
+# What is not finite
+
+
+@pytest.mark.parametrize("loss", ["huber", "square"])
+def test_an_infinite_error_reaches_neither_weights_nor_priorities(loss):
+    learner = built(loss=loss)
+    good, bad = transitions(), transitions()
+    bad.reward[3] = math.inf
+    before = learner.flat["all"].data.clone()
+    report = learner.step(bad, 0.0)
+    assert report.priorities is None and learner.skipped == 1 and learner.updates == 0
+    assert torch.equal(learner.flat["all"].data, before)
+    assert learner.step(good, 0.0).priorities.isfinite().all() and learner.updates == 1
+    learner.step(bad, 0.0)
+    learner.step(bad, 0.0)
+    with pytest.raises(NumericError, match="3 times in a row"):
+        learner.step(bad, 0.0)
+
+
+def test_the_epsilon_that_is_told_is_the_one_that_acts():
+    """In a worker of async_grads nobody runs the schedule: the value comes with the weights."""
+    learner = built()
+    learner.nets["epsilon"].value.fill_(0.125)
+    assert float(learner.gradients(minibatch(learner, transitions())).metrics["epsilon"]) == 0.125

@@ -218,3 +218,11 @@ def test_items_of_a_slow_actor_that_lack_frames_count_as_evicted():
     assert model.table.store.next_id < model.table.inserted and model.table.steps_evicted > lost
     model.check()
     model.sample(0.0)
+
+
+def test_items_that_never_came_in_do_not_end_the_warm_up():
+    model = Model(replay(capacity=12, min_size=12, batch=2), STACKED)
+    table = model.table
+    table.evicted += 3  # as `insert` counts items that lack frames
+    model.insert(0, 4, 2, [1.0] * 4)
+    assert 0 < len(table) < 12 and not table.can_sample()

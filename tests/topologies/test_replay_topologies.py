@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,20 @@ def test_a_resumed_run_without_its_memory_fills_a_new_one(tmp_path):
     assert resumed.summary["updates"] > run.summary["updates"]
 
 
+def test_a_memory_older_than_the_checkpoint_is_taken_and_its_frames_end_there(tmp_path):
+    """The environments go on exactly, so their actors number frames on from where the newer memory ended."""
+    fields = CASES["dqn"][2] | {"topology": "serial", "net": {"torso": "small", "features": 16}}
+    run = train(tmp_path, "run", "dqn", "support_pixels:make", env_steps=600, preset="pixels", **fields)
+    memory, old = run.path / "replay", tmp_path / "old"
+    shutil.copytree(memory, old)
+    rookery.resume(run.path, env_steps=900, trust=("support_pixels",))
+    shutil.rmtree(memory)
+    shutil.copytree(old, memory)
+    resumed = rookery.resume(run.path, env_steps=1500, trust=("support_pixels",))
+    assert "older than the checkpoint" in (run.path / "metrics.jsonl").read_text()
+    assert resumed.summary["exit_reason"] == "env_steps" and resumed.summary["env_steps"] >= 1500
+
+
 def test_a_corrupt_memory_is_refused_by_name(tmp_path):
     recipe, env, fields = CASES["dqn"]
     run = train(tmp_path, "run", recipe, env, env_steps=600, topology="serial", **fields)
@@ -124,9 +139,10 @@ def test_nobody_waits_and_the_books_balance(tmp_path):
     assert math.isfinite(memory["age_mean"]) and math.isfinite(memory["priority_max"])
 
 
-def test_a_killed_actor_is_replaced_and_what_it_held_is_counted(tmp_path):
+@pytest.mark.parametrize(("recipe", "algo"), [("apex_dqn", APEX), ("r2d2", SEQUENCES)])
+def test_a_killed_actor_is_replaced_and_what_it_held_is_counted(tmp_path, recipe, algo):
     run = train(
-        tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=2000, algo=APEX,
+        tmp_path, "run", recipe, "CartPole-v1", topology="local", env_steps=2000, algo=algo,
         fault_plan="actor[1]@env_step=137:sigkill",
     )  # fmt: skip
     assert run.summary["restarts"] == 1
@@ -146,6 +162,20 @@ def test_free_running_in_one_process_takes_turns(tmp_path):
     run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="serial", env_steps=1000, algo=algo)
     rounds = run.summary["env_steps"] / (5 * SMALL["envs_per_actor"] * SMALL["actors"])
     assert 0.7 * rounds < run.summary["updates"] <= rounds + 1
+
+
+def test_checkpoints_while_loaders_draw_have_balanced_books(tmp_path):
+    """A draw moves steps from the memory to the batches ahead; nobody may count them in between."""
+    run = train(
+        tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=1500, algo=APEX,
+        checkpoint={"every": 50, "keep": 100},
+    )  # fmt: skip
+    saved = sorted((run.path / "checkpoints").glob("step-*/meta.json"))
+    assert len(saved) > 10
+    for path in saved:
+        ledger = json.loads(path.read_text())["journal"]["ledger"]
+        gone = ledger["trained"] + ledger["evicted"] + sum(ledger["dropped"].values()) + ledger["in_flight"]
+        assert gone == ledger["collected"], path
 
 
 def test_a_run_at_once_goes_on_with_its_memory(tmp_path):
@@ -212,7 +242,7 @@ def test_the_wrong_kind_of_actions_is_refused_with_what_fits(tmp_path, recipe, e
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("topology", ["serial", "local"])
+@pytest.mark.parametrize("topology", ["serial", "local", "async_grads"])
 def test_a_memory_larger_than_the_machine_is_refused_before_it_is_allocated(tmp_path, topology):
     algo = {"replay": {"capacity": 10**12}}
     with pytest.raises(UsageError, match=r"needs .* GiB, and there are .* GiB .*--algo\.replay\.capacity \d+"):
