@@ -14,9 +14,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP)
-	$(BIN)/ruff check rookery tests examples benchmarks
+test: lint
 	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check rookery tests examples benchmarks
+	$(BIN)/ruff format -q --check rookery tests benchmarks
 
 test-learning: $(STAMP)
 	$(BIN)/python -m pytest -m learning --timeout 7200 -s

@@ -58,9 +58,7 @@ def evaluate(
         torch.set_num_threads(threads)
 
 
-def _evaluate(
-    policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool, epsilon: float
-) -> Evaluation:
+def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool, epsilon: float) -> Evaluation:
     count = lanes.count
     quota = math.ceil(episodes / count)
     rng = None if greedy else torch.Generator().manual_seed(seed_of(seed, "evaluate"))

@@ -64,7 +64,8 @@ class Whole:
         names = learner.algorithm.published
         self._parts = [flat.data for flat in self._flats]
         self._parts += [
-            b for name in names
+            b
+            for name in names
             if name in learner.nets and hasattr(learner.nets[name], "published")
             for b in learner.nets[name].published()
         ]

@@ -165,7 +165,6 @@ def test_progress_is_0_in_the_first_update_and_less_than_1_in_the_last():
     assert seen == pytest.approx([i / 10 for i in range(10)])
 
 
-
 # Telling
 
 

@@ -53,7 +53,7 @@ def test_none_stays_none_and_numbers_stay_numbers():
 
 @pytest.mark.parametrize("field", ["max_grad_norm", "target_kl"])
 def test_infinity_is_read_back_or_refused_when_written(field):
-    """"No clip" is naturally written as infinity; JSON has none, and null means something else."""
+    """ "No clip" is naturally written as infinity; JSON has none, and null means something else."""
     config = dataclasses.replace(PLAIN, algo=PPOConfig(**{field: math.inf}))
     try:
         data = encode_config(config)

@@ -29,9 +29,7 @@ class FlatRMSProp(FlatOptimizer):
         centered: bool = False,
         start: float = 1.0,
     ):
-        super().__init__(
-            parameter, lr=lr, decay=decay, eps=eps, momentum=momentum, centered=centered, start=start
-        )
+        super().__init__(parameter, lr=lr, decay=decay, eps=eps, momentum=momentum, centered=centered, start=start)
 
     @torch.no_grad()
     def step(self) -> None:

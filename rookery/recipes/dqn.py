@@ -35,9 +35,7 @@ PIXELS: dict[str, Any] = {
 DEFAULT_KINDS = {"vector": "vector", "continuous": "vector", "pixels": "pixels"}
 
 
-def presets(
-    atari: dict[str, Any], small: dict[str, Any], paper: str, **rows: dict[str, Any]
-) -> tuple[Preset, ...]:
+def presets(atari: dict[str, Any], small: dict[str, Any], paper: str, **rows: dict[str, Any]) -> tuple[Preset, ...]:
     """The rows of one member of the family: what it changes in the Atari row, in the row for small tasks, in others."""
     small = SMALL | small
     pixels = ATARI | atari | PIXELS | rows.get("pixels", {})

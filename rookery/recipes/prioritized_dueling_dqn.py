@@ -20,7 +20,5 @@ RECIPE = dataclasses.replace(
     dqn.RECIPE,
     name="prioritized_dueling_dqn",
     about="double DQN with prioritised replay and dueling streams",
-    presets=dqn.presets(
-        ATARI, PRIORITIZED | SMALL, "Schaul et al. 2016 and Wang et al. 2016, as in DQN Zoo"
-    ),
+    presets=dqn.presets(ATARI, PRIORITIZED | SMALL, "Schaul et al. 2016 and Wang et al. 2016, as in DQN Zoo"),
 )

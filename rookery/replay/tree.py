@@ -243,9 +243,7 @@ class SumTree:
         index, value = kernel.plain(index, np.int64), kernel.plain(value, np.float64)
         if index.shape != value.shape or index.ndim != 1:
             raise ValueError(f"indices {index.shape} and values {value.shape}: two vectors of one length")
-        if not self._set(
-            self._leaf, self._node, self._start, self._dirty, self._touched, self.capacity, index, value
-        ):
+        if not self._set(self._leaf, self._node, self._start, self._dirty, self._touched, self.capacity, index, value):
             raise ValueError(f"leaves are 0..{self.capacity - 1}, their values finite and from 0 to {LARGEST:g}")
         if self._low is not None:
             self._changed.append(index.copy())

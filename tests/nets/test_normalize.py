@@ -47,9 +47,7 @@ def test_vectors_become_standard_and_the_rest_passes():
     out = normalizer({key: x.flatten(0, 1) for key, x in obs.items()})
     for key in ("a.b", "g"):
         torch.testing.assert_close(out[key].mean(0), torch.zeros(SPEC.obs[key].shape), rtol=0, atol=1e-4)
-        torch.testing.assert_close(
-            out[key].std(0, unbiased=False), torch.ones(SPEC.obs[key].shape), rtol=0, atol=1e-3
-        )
+        torch.testing.assert_close(out[key].std(0, unbiased=False), torch.ones(SPEC.obs[key].shape), rtol=0, atol=1e-3)
     assert out["img"].dtype == torch.uint8 and torch.equal(out["n"], obs["n"].flatten())
     far = normalizer({**{key: x[0] for key, x in obs.items()}, "a.b": torch.full((8, 3), 1e9)})
     assert far["a.b"].eq(10).all()

@@ -15,6 +15,7 @@ def _sample(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Te
     torch.testing.assert_close(logp, policy.categorical_logp(logits, action).detach())
     return action
 
+
 F64 = torch.float64
 CHI2_999 = {3: 16.27, 5: 20.52}  # 99.9 % points of chi-square by degrees of freedom
 
@@ -132,9 +133,7 @@ class TestCategoricalSample:
 
     def test_the_generator_decides(self):
         logits = randn(3, 5, 6)
-        first, second, other = (
-            _sample(logits, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
-        )
+        first, second, other = (_sample(logits, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
         assert torch.equal(first, second) and not torch.equal(first, other)
         assert first.shape == (3, 5) and first.dtype == torch.int64
 

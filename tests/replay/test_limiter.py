@@ -123,8 +123,16 @@ def test_state_goes_on_where_it_was(ratio):
 
 
 @pytest.mark.parametrize(
-    "given", [(0, 1, 1.0, 0.0), (1, 0, 1.0, 0.0), (1, 1, -1.0, 0.0), (1, 1, 1.0, -1.0), (1, 1, math.nan, 0.0),
-              (1, 1, math.inf, 0.0), (1, 1, 1.0, math.inf)]
+    "given",
+    [
+        (0, 1, 1.0, 0.0),
+        (1, 0, 1.0, 0.0),
+        (1, 1, -1.0, 0.0),
+        (1, 1, 1.0, -1.0),
+        (1, 1, math.nan, 0.0),
+        (1, 1, math.inf, 0.0),
+        (1, 1, 1.0, math.inf),
+    ],
 )
 def test_bad_numbers_are_refused(given):
     with pytest.raises(ValueError, match="must be"):

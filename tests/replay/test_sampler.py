@@ -139,7 +139,7 @@ def test_a_loaded_state_draws_the_same(kind, numba):
 @each
 def test_a_state_of_another_size_or_a_damaged_one_is_refused(kind):
     sampler = holding(lambda: MAKE[kind](20), dict.fromkeys(range(20), 1.0))
-    (name, array), = sampler.state().items()
+    ((name, array),) = sampler.state().items()
     wrong = [np.append(array, array[0])]
     wrong += {"leaf": [-array, array * np.nan], "key": [array[::-1], array - 10], "item": [array + 1, array * 0]}[name]
     for bad in wrong:
