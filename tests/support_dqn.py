@@ -83,10 +83,10 @@ def sequences(learner: Learner, ends: dict[int, tuple[int, str]] | None = None, 
     )  # fmt: skip
 
 
-def parcel_of(learner: Learner, lanes: Lanes, unrolls: int = 3) -> dict[str, np.ndarray]:
+def parcel_of(learner: Learner, lanes: Lanes, unrolls: int = 3, index: int = 0) -> dict[str, np.ndarray]:
     """Items that an actor with the learner's nets makes of some unrolls, with their start priorities."""
     algorithm = learner.algorithm
-    producer = Producer(algorithm, learner.nets, lanes, seed=3)
+    producer = Producer(algorithm, learner.nets, lanes, 3, index)
     producer.begin(0, "0")
     state = algorithm.initial_state(learner.nets, 1)
     arrays = empty_arrays(handover_shapes(lanes.spec, producer.plan, lanes.count, state))

@@ -98,6 +98,18 @@ def test_the_ladder_runs_over_all_environments_of_the_run():
     assert "epsilon" not in report.metrics and len(set(np.round(expected, 3))) == 4
 
 
+def test_actors_explore_with_streams_of_their_own():
+    """P65: all at random, the same environments, and still no actor repeats another or itself."""
+    lanes = 4
+    learner = Learner(algorithm(spec=GuessLanes("symbol", lanes).spec, lanes=2 * lanes, unroll=8), seed=1)
+    streams = [parcel_of(learner, GuessLanes("symbol", lanes), index=index)["action"] for index in (0, 1, 0)]
+    assert np.array_equal(streams[0], streams[2]), "a stream belongs to the seed and the actor"
+    size = min(len(stream) for stream in streams)
+    assert size > 60 and 0.15 < np.mean(streams[0][:size] == streams[1][:size]) < 0.55  # a third, by chance
+    rounds = np.array_split(streams[0], 3)
+    assert not np.array_equal(rounds[0][:20], rounds[1][:20])
+
+
 # Schedules and target nets
 
 
