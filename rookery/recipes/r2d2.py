@@ -25,8 +25,8 @@ SMALL = apex_dqn.APEX | SEQUENCES | {
     "topology": "serial", "actors": 1, "envs_per_actor": 16, "net.hidden": (64,), "net.activation": "tanh",
     "net.core_size": 64, "algo.unroll": 16, "algo.gamma": 0.99, "algo.n_step": 3, "algo.sequence": 16,
     "algo.burn_in": 8, "algo.overlap": 8, "algo.lr": 5e-4, "algo.optimizer_eps": 1e-5, "algo.stream": 64,
-    "algo.target_period": 100, "algo.replay.capacity": 20_000, "algo.replay.min_size": 100, "algo.replay.batch": 32,
-    "algo.replay.samples_per_insert": 32.0,
+    "algo.target_period": 400, "algo.replay.capacity": 20_000, "algo.replay.min_size": 100, "algo.replay.batch": 64,
+    "algo.replay.samples_per_insert": 64.0,
 }  # fmt: skip
 
 PIXELS = {"algo.replay.capacity": 2_000, "algo.replay.min_size": 200}
