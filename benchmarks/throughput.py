@@ -82,7 +82,8 @@ def ours(task: Task) -> dict:
         trained = [record for record in records if record["kind"] == "train" and record["updates"] > 0]
         first, *_, last = trained  # the first ends the warm-up
         speed = (last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"])
-        return summary | {"steps_per_s": speed}
+        config = json.loads((out / "config.json").read_text())
+        return summary | {"steps_per_s": speed, "batch": config["algo"].get("replay", {}).get("batch")}
 
 
 def theirs(task: Task) -> float:
@@ -138,11 +139,10 @@ def main() -> None:
 def alone(name: str, summaries: list[dict]) -> str:
     """What goes into the memory and what comes out, of the median run."""
     run = sorted(summaries, key=lambda s: s["steps_per_s"])[len(summaries) // 2]
-    drawn, batch = run["replay"]["sampled"] / run["wall_s"], run["replay"]["sampled"] / run["updates"]
+    rate, batch = run["updates"] / run["wall_s"], run["batch"]  # batches drawn ahead and never trained on do not count
     shares = ", ".join(f"{stage} {share:.0%}" for stage, share in run["time_split"].items())
-    rate = run["updates"] / run["wall_s"]
     return (
-        f"| {name} | {run['steps_per_s']:,.0f} in/s; {drawn:,.0f} samples/s ({rate:.2f} updates/s of {batch:.0f}); "
+        f"| {name} | {run['steps_per_s']:,.0f} in/s; {rate * batch:,.0f} samples/s ({rate:.2f} updates/s of {batch}); "
         f"learner idle {run['replay']['learner_idle']:.0%} | | | | | | {shares} |"
     )
 
