@@ -35,7 +35,7 @@ def test_acrobot(tmp_path, seed):
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", SEEDS)
 def test_cartpole_without_velocities_needs_memory(tmp_path, seed):
-    with_memory = learnt(tmp_path, "r2d2", "rookery/CartPoleMasked-v0", 200_000, seed)
+    with_memory = learnt(tmp_path, "r2d2", "rookery/CartPoleMasked-v0", 150_000, seed)
     without = learnt(tmp_path, "dqn", "rookery/CartPoleMasked-v0", 50_000, seed)
     assert with_memory >= 400
     assert without <= 150
