@@ -241,7 +241,12 @@ def _config(folder: Path) -> dict[str, Any]:
         config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (msgspec.DecodeError, ValueError, RecursionError, OSError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    return tree.flatten(config)
+    return {key: _plain(value) for key, value in tree.flatten(config).items()}
+
+
+def _plain(value: Any) -> Any:
+    """64.0 is 64: the same setting, whoever wrote it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _number(value: Any) -> float:

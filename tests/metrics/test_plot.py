@@ -125,6 +125,12 @@ def test_experiments_are_named_by_what_differs(tmp_path, figures):
     assert names == ["a2c, CartPole-v1", "ppo, Pong"]
 
 
+def test_a_whole_number_is_the_same_setting_with_and_without_a_point(tmp_path, figures):
+    runs = [make_run(tmp_path / str(seed), seed=seed, algo={"ratio": ratio}) for seed, ratio in ((1, 64), (2, 64.0))]
+    plot_runs(runs, tmp_path / "a.png")
+    assert labels(figures[0]) == ["ppo (2 seeds)"]
+
+
 def test_a_target_is_a_line_and_is_named(tmp_path, figures):
     plot_runs([make_run(tmp_path / "1", target_return=475.0)], tmp_path / "a.png")
     assert any(text.get_text() == "target 475" for text in figures[0].axes[0].texts)
