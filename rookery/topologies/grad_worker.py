@@ -6,14 +6,11 @@ one more unroll first. The target networks follow the version of the weights, as
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
 from rookery.actor import ActorReport
 from rookery.topologies.supervise import serve
-
-IDLE = 3600.0  # seconds without a word from the parent; its death closes the channel at once
 
 
 @dataclass
@@ -31,49 +28,25 @@ class GradientReport(ActorReport):
 
 def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
     # Loaded here: from its first moment on, and not two seconds later, the process shall notice its parent's death.
-    import msgspec
     import torch
 
-    from rookery.envs.make import make
-    from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
-    from rookery.registry import build_algorithm, decode_config
-    from rookery.topologies.faults import FaultPlan
+    from rookery.registry import build_algorithm
     from rookery.topologies.gradient import GradientMaker
+    from rookery.topologies.post import Post
 
-    torch.set_num_threads(1)
-    config = decode_config(start["config"], trust=tuple(start["trust"]))
-    index, incarnation = start["index"], start["incarnation"]
-    plan = FaultPlan.parse(config.fault_plan).only("actor", index, incarnation)
-    plan.fire("actor", index, incarnation=incarnation, start=0)
-    lanes = make(config, config.envs_per_actor)
-    channel.send({"op": "ready", "spec": msgspec.to_builtins(lanes.spec)}, timeout=IDLE)
-
-    memory = channel.recv(timeout=IDLE)
-    slots = Slots(Segment.attach(fds["slots"], memory["slots_size"]), memory["layout"])
-    board = WeightBoard(Segment.attach(fds["weights"], memory["weights_size"]))
-    pulse = Pulse(Segment.attach(fds["pulse"], memory["pulse_size"]))
-    maker = GradientMaker(config, build_algorithm(config, lanes.spec), lanes, index)
-    sequence, actor = memory["sequence"], maker.producer.actor
-    maker.producer.begin(sequence, f"{sequence}.{incarnation}")
+    post = Post(channel, start, fds)
+    maker = GradientMaker(post.config, build_algorithm(post.config, post.lanes.spec), post.lanes, post.index)
+    sequence = post.memory["sequence"]
+    maker.producer.begin(sequence, post.life)
     vector = torch.empty(maker.whole.size)
-    channel.send({"op": "started"}, timeout=IDLE)
 
-    while (order := channel.recv(timeout=IDLE))["op"] != "stop":
-        slot, version = order["slot"], board.pull(vector.numpy())
+    for order in post.orders():
+        slot, version = order["slot"], post.board.pull(vector.numpy())
         maker.load(vector, version)
-        slots.begin(slot, index, incarnation, sequence, version)
-        before = actor.sequence * actor.plan.unroll
-
-        def tick(row: int, slot: int = slot, before: int = before) -> None:
-            pulse.beat(index)
-            slots.progress(slot, row)
-            if plan:
-                plan.fire("actor", index, before + row, actor.sequence, incarnation)
-
-        report = maker.make(torch.from_numpy(slots.arrays(slot)["gradient"]), order["progress"], tick)
+        tick = post.begin(slot, sequence, version, maker.producer.actor)
+        report = maker.make(torch.from_numpy(post.slots.arrays(slot)["gradient"]), order["progress"], tick)
         sequence += 1
-        slots.finish(slot)
-        channel.send({"op": "full", "slot": slot, "report": dataclasses.asdict(report)}, timeout=IDLE)
+        post.finish(slot, report)
 
 
 if __name__ == "__main__":
