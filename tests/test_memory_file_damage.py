@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support_damage import KINDS, damage
 from test_memory_file import CASES, Life, contents, same
 
 from rookery import files, memory_file
@@ -62,7 +63,7 @@ def saved(tmp_path_factory):
 @given(
     which=st.floats(0, 1, exclude_max=True),
     where=st.floats(0, 1, exclude_max=True),
-    kind=st.sampled_from(["flip", "cut", "insert", "zero", "append", "swap", "remove"]),
+    kind=st.sampled_from(KINDS),
     bit=st.integers(0, 7),
     byte=st.binary(min_size=1, max_size=3),
 )
@@ -70,25 +71,9 @@ def test_no_damaged_memory_is_ever_loaded(saved, which, where, kind, bit, byte):
     path, original, table = saved
     order = sorted(original)
     name = order[int(which * len(order))]
-    blob, at = bytearray(original[name]), int(where * len(original[name]))
-    match kind:
-        case "flip":
-            blob[at] ^= 1 << bit
-        case "cut":
-            del blob[at:]
-        case "insert":
-            blob[at:at] = byte
-        case "zero":
-            blob[at:] = bytes(len(blob) - at)
-        case "append":
-            blob += b"\n"
-        case "swap":
-            blob = bytearray(original[order[order.index(name) - 1]])
-    if blob == original[name] and kind != "remove":
-        return  # zeros over zeros
-    (path / name).write_bytes(blob)
-    if kind == "remove":
-        (path / name).unlink()
+    other = original[order[order.index(name) - 1]]
+    if not damage(path / name, original[name], other, kind, where, bit, byte):
+        return
     try:
         assert name in refused(path, table)
     finally:

@@ -13,6 +13,7 @@ import torch
 import rookery
 from rookery import checkpoint
 from rookery.errors import CheckpointError, UsageError
+from rookery.topologies.feed import ReplayFeed
 
 REPLAY = {"min_size": 100, "batch": 16, "capacity": 600, "samples_per_insert": 2.0}
 RANKED = {"start": "actor", "sampler": "rank"}
@@ -178,6 +179,26 @@ def test_checkpoints_while_loaders_draw_have_balanced_books(tmp_path):
         ledger = json.loads(path.read_text())["journal"]["ledger"]
         gone = ledger["trained"] + ledger["evicted"] + sum(ledger["dropped"].values()) + ledger["in_flight"]
         assert gone == ledger["collected"], path
+
+
+def test_steps_in_flight_are_counted_between_draws_not_within_one():
+    class Lock:
+        held = False
+
+        def __enter__(self):
+            self.held = True
+
+        def __exit__(self, *_):
+            self.held = False
+
+    class Table:
+        @property
+        def steps_waiting(self) -> int:
+            return 5 if feed.lock.held else -1000  # as a loader has them in the middle of a draw
+
+    feed = object.__new__(ReplayFeed)
+    feed.lock, feed.table, feed.pending, feed.ahead = Lock(), Table(), [1, 2], 3
+    assert feed.in_flight == 11 and not feed.lock.held
 
 
 def test_a_run_at_once_goes_on_with_its_memory(tmp_path):
