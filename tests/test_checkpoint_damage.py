@@ -84,9 +84,9 @@ def test_messages_say_what_is_wrong(tmp_path):
         "upgrade rookery": lambda p: forge(p, lambda body: body | {"schema": 2, "new field": 1}),
         "no such checkpoint folder": shutil.rmtree,
     }
-    for number, (words, damage) in enumerate(cases.items()):
+    for number, (words, spoil) in enumerate(cases.items()):
         copy = shutil.copytree(path, tmp_path / f"copy-{number}")
-        damage(copy)
+        spoil(copy)
         with pytest.raises(CheckpointError, match=words):
             checkpoint.load(copy)
 

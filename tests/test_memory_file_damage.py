@@ -106,9 +106,9 @@ def test_messages_say_what_is_wrong(tmp_path):
         "manifest.json is missing": lambda p: (p / MANIFEST).unlink(),
         "upgrade rookery": lambda p: forge(p, lambda body: body | {"schema": 2, "new field": 1}),
     }
-    for number, (words, damage) in enumerate(cases.items()):
+    for number, (words, spoil) in enumerate(cases.items()):
         copied = shutil.copytree(path, tmp_path / f"copy-{number}")
-        damage(copied)
+        spoil(copied)
         refused(copied, Life("mixed").table, words)
     refused(tmp_path / "nowhere", Life("mixed").table, "is missing")
 
