@@ -27,16 +27,17 @@ def numba() -> ModuleType | None:
 
 def pick(function: Callable[..., Any], signature: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
     """`function` compiled for `signature`, or the numpy code that stands in for it."""
-    return _compiled(function, signature) if numba() else otherwise
+    return compiled(function, signature) if numba() else otherwise
 
 
 @functools.cache
-def _compiled(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
-    njit = numba().njit
+def compiled(function: Callable[..., Any], signature: str, nogil: bool = False) -> Callable[..., Any]:
+    """With `nogil` other threads go on meanwhile: for work that is long beside the wait for the lock."""
+    njit = functools.partial(numba().njit, signature, error_model="numpy", nogil=nogil)
     try:
-        return njit(signature, cache=True, error_model="numpy")(function)
+        return njit(cache=True)(function)
     except RuntimeError:  # numba finds no directory that it could keep the code in
-        return njit(signature, error_model="numpy")(function)
+        return njit()(function)
 
 
 def plain(array: np.ndarray, dtype: type) -> np.ndarray:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from rookery.replay import stream
+
 BeforeWrite = Callable[[str, int, int], None]  # name of the array, first row, number of rows
 
 NEVER = np.iinfo(np.int64).max  # number of the zero frame: it is never overwritten
@@ -62,8 +64,8 @@ class Watch:
 class Pool:
     """Arrays for batches of frames, used again as soon as nobody holds them: neither as array, view nor tensor.
 
-    A batch of 512 stacks is 14 MB. To have the system map and clear as much anew takes several times as long as to
-    fill it. Who holds an array is known by its reference count: views and tensors made of it refer to it.
+    A batch of 512 stacks with their successors is 29 MB. To have the system map and clear as much anew takes several
+    times as long as to fill it. Who holds an array is known by its reference count: views and tensors refer to it.
     """
 
     def __init__(self) -> None:
@@ -107,6 +109,7 @@ class FrameRing:
         self.watch = Watch()
         self._pool = Pool()
         self._allocate()
+        stream.prepare()
 
     def _allocate(self) -> None:
         self.memory = np.zeros((self.rows + 1, self._bytes), np.uint8)
@@ -162,14 +165,14 @@ class FrameRing:
         return np.where(rows == self.rows, NEVER, self.head - 1 - (self.head - 1 - rows) % self.rows)
 
     def gather(self, wanted: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """For each array of rows, the frames: [..., *shape]."""
-        return [self._whole(self.memory, rows) for rows in wanted]
+        """For each array of rows, all of one shape, the frames: [..., *shape]."""
+        return self._whole(self.memory, np.stack(wanted))
 
-    def _whole(self, frames: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Frames [F, bytes] at `rows`."""
+    def _whole(self, frames: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
+        """Frames [F, bytes] at rows [W, ...], as W arrays that share their memory."""
         out = self._pool.array(rows.size, self._bytes)
-        frames.take(rows.ravel(), axis=0, out=out, mode="clip")  # any other mode makes a copy of `out` first
-        return out.view(self.dtype).reshape(*rows.shape, *self.shape)
+        stream.copy(frames, rows.reshape(len(rows), -1), out)
+        return list(out.view(self.dtype).reshape(*rows.shape, *self.shape))
 
     def state(self) -> dict[str, Any]:
         spans = [[actor, *span] for actor, spans in self._spans.items() for span in spans]
@@ -203,14 +206,12 @@ class PackedRing(FrameRing):
         self.packed[rows] = [_pack(frame) for frame in frames]
 
     def gather(self, wanted: Sequence[np.ndarray]) -> list[np.ndarray]:
-        every, inverse = np.unique(np.concatenate([rows.ravel() for rows in wanted]), return_inverse=True)
+        rows = np.stack(wanted)
+        every, inverse = np.unique(rows, return_inverse=True)
         raw = np.empty((len(every), self._bytes), np.uint8)
         for line, row in zip(raw, every.tolist()):
             line[:] = np.frombuffer(zlib.decompress(self.packed[row], bufsize=self._bytes), np.uint8)
-        ends = np.cumsum([rows.size for rows in wanted])[:-1]
-        return [
-            self._whole(raw, part.reshape(rows.shape)) for part, rows in zip(np.split(inverse.ravel(), ends), wanted)
-        ]
+        return self._whole(raw, inverse.reshape(rows.shape).astype(np.int32))
 
     def state(self) -> dict[str, Any]:
         """Frames too: they are in no array."""

@@ -332,7 +332,7 @@ def test_without_a_place_to_keep_compiled_code_it_is_compiled_all_the_same(monke
             return lambda function: function
 
     monkeypatch.setattr(kernel, "numba", lambda: Numba)
-    assert kernel._compiled.__wrapped__(abs, "int64(int64)") is abs
+    assert kernel.compiled.__wrapped__(abs, "int64(int64)") is abs
     assert tried == [True, False]
 
 
