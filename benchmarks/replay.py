@@ -1,6 +1,6 @@
 """Rookery's replay memory against cpprb and torchrl: the same calls in the same loop, in one run, taking turns.
 
-    .venv/bin/python benchmarks/replay.py [transitions frames] [--rounds 3] [--items 1000000] [--frame-items 100000]
+    .venv/bin/python benchmarks/replay.py [transitions frames] [--rounds 3] [--items 1000000] [--frame-items 1000000]
 
 Proportional replay, alpha 0.6, beta 0.4. sample: a batch of 512 with importance weights; update: 512 new priorities for
 the batch just drawn; pair: both, since a memory may leave work of one to the other; add: 50 items that push the oldest
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("data", nargs="*", default=[], choices=[*ENTRANTS, []], metavar="data", help="default: both")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--items", type=int, default=1_000_000, help="transitions in each memory")
-    parser.add_argument("--frame-items", type=int, default=100_000, help="items of frames: rivals need 56 kB each")
+    parser.add_argument("--frame-items", type=int, default=1_000_000, help="items of frames: some rivals need 56 kB each")
     parser.add_argument("--calls", type=int, help="of each round that count; a quarter as many come before")
     args = parser.parse_args()
     if any(items < 5_000 or items % 50 for items in (args.items, args.frame_items)):
