@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("data", nargs="*", default=[], choices=[*ENTRANTS, []], metavar="data", help="default: both")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--items", type=int, default=1_000_000, help="transitions in each memory")
-    parser.add_argument("--frame-items", type=int, default=1_000_000, help="items of frames: some rivals need 56 kB each")
+    parser.add_argument("--frame-items", type=int, default=1_000_000, help="of frames; some rivals need 56 kB each")
     parser.add_argument("--calls", type=int, help="of each round that count; a quarter as many come before")
     args = parser.parse_args()
     if any(items < 5_000 or items % 50 for items in (args.items, args.frame_items)):
