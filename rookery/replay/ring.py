@@ -109,7 +109,6 @@ class FrameRing:
         self.watch = Watch()
         self._pool = Pool()
         self._allocate()
-        stream.prepare()
 
     def _allocate(self) -> None:
         self.memory = np.zeros((self.rows + 1, self._bytes), np.uint8)
@@ -163,6 +162,10 @@ class FrameRing:
         """Numbers over all actors of the frames that lie in `rows` now."""
         rows = rows.astype(np.int64)
         return np.where(rows == self.rows, NEVER, self.head - 1 - (self.head - 1 - rows) % self.rows)
+
+    def prepare(self, frames: int) -> None:
+        """Get ready to gather so many at once."""
+        stream.prepare(frames * self._bytes)
 
     def gather(self, wanted: Sequence[np.ndarray]) -> list[np.ndarray]:
         """For each array of rows, all of one shape, the frames: [..., *shape]."""

@@ -107,6 +107,8 @@ class Store:
         self._images = {  # ring -> columns that refer to it
             key: [path for path in self.columns if _image_key(path, spec) == key] for key in self.rings
         }
+        for key, ring in self.rings.items():
+            ring.prepare(plan.memory.batch * sum(prod(self.columns[path].shape[1:]) for path in self._images[key]))
 
     # In
 

@@ -38,9 +38,10 @@ def copy(frames: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
         frames.take(rows.ravel(), axis=0, out=out, mode="clip")  # any other mode makes a copy of `out` first
 
 
-def prepare() -> None:
-    """Compile, if that is to be done: not in the middle of a draw."""
-    _streaming()
+def prepare(nbytes: int) -> None:
+    """Compile what a copy of that many bytes needs, now: not in the middle of a draw."""
+    if nbytes >= LARGE:
+        _streaming()
 
 
 def _copy(frames, size, rows, out) -> None:

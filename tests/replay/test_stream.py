@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support_memory import Model
+from support_memory import Model, table_of
 from support_parcels import STACKED, replay
 
 from rookery.replay import kernel, stream
-from rookery.replay.ring import FrameRing
 
 UNTOUCHED = 201
 
@@ -65,11 +64,15 @@ def test_large_batches_are_streamed_and_small_ones_are_not(monkeypatch):
     assert streamed == [stream.LARGE]
 
 
-def test_compiled_with_the_ring_to_streaming_stores_that_let_other_threads_go_on():
+@pytest.mark.parametrize("batch, streamed", [(stream.LARGE // 60, False), (stream.LARGE // 60 + 1, True)])
+def test_compiled_when_the_memory_is_made_if_its_batches_are_large(batch, streamed):
     assert kernel.numba() is not None, "the tests need the extra `fast`"
     kernel.compiled.cache_clear()
-    FrameRing("x", 4, (2, 2), reach=4)
-    assert kernel.compiled.cache_info().currsize == 1
+    table_of(replay(capacity=8, batch=batch, sampler="uniform"), STACKED)  # two stacks of three frames of 10 bytes
+    assert kernel.compiled.cache_info().currsize == streamed
+
+
+def test_streaming_stores_and_a_fence_and_other_threads_go_on():
     assert stream._streaming().targetoptions["nogil"]
     fresh = kernel.numba().njit(stream._SIGNATURE)(stream._copy)  # numba cannot look into code that it has kept
     (code,) = fresh.inspect_llvm().values()
