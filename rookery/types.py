@@ -143,6 +143,11 @@ class Replay:
     overlap: int = 0  # rows that a sequence shares with the next one of its episode
     refresh: int = 0  # environment steps of an actor between two looks at the weights; 0: every unroll
 
+    @property
+    def in_turns(self) -> bool:
+        """Whether actors and learner take turns, in a ratio kept exactly."""
+        return self.memory.samples_per_insert > 0 and self.memory.slack == 0
+
 
 @dataclass(frozen=True)
 class Transitions:

@@ -90,7 +90,7 @@ class DPGConfig:
     layer_norm: bool = True  # the first layer is linear, LayerNorm, tanh
     activation: Activation = "relu"  # of the other layers
     second_torso: tuple[str, ...] = ()  # observations that get a torso of their own (parkour networks); none: standard
-    refresh: int = 0  # environment steps of an actor between two looks at the weights; 0: every unroll
+    refresh: int = 0  # steps of an actor process between two looks at the weights; 0, or taking turns: every unroll
     sequence: int = 20  # rows trained on per item, with a recurrent core
     burn_in: int = 10  # rows before them that only warm the recurrent state up
     overlap: int = 10  # rows that a sequence shares with the next one
@@ -335,7 +335,7 @@ def _scalar_error(head: heads.ScalarHead, params: torch.Tensor, rows: Rows, norm
 def _categorical_error(head: heads.CategoricalHead, params: torch.Tensor, rows: Rows, normal: None) -> tuple:
     target = project(rows.target.softmax(-1), head.atoms, rows.reward, rows.discount)
     # Returns that v_min and v_max have no room for pile up there.
-    metrics = {"mass_at_ends": torch.dot(mass_at_ends(target), rows.share)}
+    metrics = {"mass_at_ends": torch.dot(mass_at_ends(target, head.atoms, rows.reward, rows.discount), rows.share)}
     return categorical_cross_entropy(params, target), target @ head.atoms, metrics
 
 

@@ -78,7 +78,7 @@ class DQNConfig:
     ladder: bool = False  # every environment has an epsilon of its own, constant (Ape-X), instead of the schedule
     ladder_epsilon: float = 0.4  # the largest of them
     ladder_alpha: float = 7.0  # the smallest is the largest to the power of 1 + this
-    refresh: int = 0  # steps of an actor process between two looks at the weights; 0: every unroll
+    refresh: int = 0  # steps of an actor process between two looks at the weights; 0, or taking turns: every unroll
     sequence: int = 80  # rows trained on per item, with a recurrent core
     burn_in: int = 40  # rows before them that only warm the recurrent state up
     overlap: int = 40  # rows that a sequence shares with the next one of its episode
@@ -180,10 +180,7 @@ class DQN(Algorithm):
         return self._rungs[1]
 
     def start_priorities(self, items: dict[str, np.ndarray]) -> np.ndarray | None:
-        """Errors as the actor sees them, from the values it acted by: no network runs.
-
-        Of the means, also where the learner's priorities are cross-entropies of distributions.
-        """
+        """Errors as the actor sees them, from the values it acted by: no network runs."""
         if not self.actor_priorities:
             return None
         c = self.config
@@ -217,8 +214,9 @@ class DQN(Algorithm):
                 rows.bootstrap.flatten(0, -2), head.atoms, rows.reward.flatten(), rows.discount.flatten()
             ).view_as(rows.bootstrap)
             loss = categorical_cross_entropy(taken, target)
-            size = loss.detach()
-            metrics["mass_at_ends"] = mass_at_ends(target)
+            metrics["mass_at_ends"] = mass_at_ends(target, head.atoms, rows.reward, rows.discount)
+            # An actor knows errors of means only; what it filed and what is learnt have to be of one kind.
+            size = (target @ head.atoms - head.means(taken.detach())).abs_() if self.actor_priorities else loss.detach()
         else:
             target = td_target(rows.reward, rows.discount, rows.bootstrap, self.config.rescale)
             square = self.config.loss == "square"

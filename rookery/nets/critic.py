@@ -27,6 +27,7 @@ from torch import nn
 from rookery.config import NetConfig
 from rookery.errors import UsageError
 from rookery.nets.core import Core
+from rookery.nets.init import uniform
 from rookery.nets.torso import make_torso
 from rookery.ops.distributional import Mixture, categorical_mean, mixture_mean
 from rookery.types import EnvSpec, Tree
@@ -73,6 +74,8 @@ class Body(nn.Module):
             self.encoder = TwoTorsos(spec, net, second_torso)
         else:
             self.encoder = make_torso(spec, net if net.module else replace(net, hidden=()))
+        if not net.module:
+            uniform(self.encoder)
         self.features = self.encoder.features
         self.core = None
         if net.core != "none":

@@ -1,4 +1,4 @@
-"""Initial weights of the actor-critic family: orthogonal with a gain, biases zero."""
+"""Initial weights. Of the actor-critic family: orthogonal with a gain, biases zero. Of those with replay: uniform."""
 
 from __future__ import annotations
 
@@ -17,3 +17,10 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Linear | nn.Conv
 
 def linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN) -> nn.Linear:
     return orthogonal(nn.Linear(inputs, outputs), gain)
+
+
+def uniform(module: nn.Module) -> None:
+    """Weights and biases of all layers within ±1/√fan_in: torch's own, and that of the papers on DQN and DDPG."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            layer.reset_parameters()

@@ -24,6 +24,7 @@ from torch import nn
 from rookery import tree
 from rookery.config import NetConfig
 from rookery.nets.core import Core
+from rookery.nets.init import uniform
 from rookery.nets.noisy import NoisyLinear
 from rookery.nets.normalize import ObsNormalizer
 from rookery.nets.torso import make_torso
@@ -38,9 +39,7 @@ def q_nets(spec: EnvSpec, net: NetConfig, head: Callable[[int], nn.Module], epsi
     """`head` makes the head for a number of features. Without recurrence there are no entries "core", "target_core"."""
     nets = nn.ModuleDict({"normalizer": ObsNormalizer(spec, net.normalize_obs), "torso": make_torso(spec, net)})
     if not net.module:
-        for layer in nets["torso"].modules():
-            if isinstance(layer, nn.Linear | nn.Conv2d):
-                layer.reset_parameters()  # torch's own: uniform within ±1/√fan_in
+        uniform(nets["torso"])
     features = nets["torso"].features
     if net.core != "none":
         nets["core"] = Core(net.core, features, net.core_size, net.core_layers)

@@ -52,9 +52,17 @@ def categorical_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return -(target * logits.log_softmax(-1)).sum(-1)
 
 
-def mass_at_ends(probs: Tensor) -> Tensor:
-    """Share of the mass on the first and the last atom, [..., A] -> [...]: where returns pile up that have no room."""
-    return probs[..., 0] + probs[..., -1]
+def mass_at_ends(target: Tensor, atoms: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
+    """Share of the targets' mass on the first and the last atom, [..., A] -> [...]: where returns have no room.
+
+    An end counts if a row of this batch would go beyond it. Mass may lie at an end for good reason: where returns
+    cannot be below 0, and most are 0, a distribution that begins at 0 cuts nothing.
+    """
+    first, last = atoms[0], atoms[-1]
+    rounding = 1e-3 * (last - first) / len(atoms)
+    below = (torch.addcmul(reward, discount, first) < first - rounding).any()
+    above = (torch.addcmul(reward, discount, last) > last + rounding).any()
+    return target[..., 0] * below + target[..., -1] * above
 
 
 # Mixtures

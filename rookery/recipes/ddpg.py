@@ -32,13 +32,16 @@ PENDULUM: dict[str, Any] = {
 KINDS = {"vector": "continuous", "continuous": "continuous", "pixels": "pixels"}
 
 
-def presets(fields: dict[str, Any], pendulum: dict[str, Any], paper: str) -> tuple[Preset, ...]:
-    """The rows of one member of the family: what it changes in the generic row, and on Pendulum."""
-    pixels = {"algo.replay.capacity": 100_000, "algo.replay.batch": 16, "algo.replay.remover": "fifo"}
+PIXELS: dict[str, Any] = {"algo.replay.capacity": 100_000, "algo.replay.remover": "fifo"}
+SMALL_BATCH = {"algo.replay.batch": 16, "algo.replay.samples_per_insert": 16.0}  # one update a step, as with vectors
+
+
+def presets(fields: dict[str, Any], pendulum: dict[str, Any], paper: str, **pixels: Any) -> tuple[Preset, ...]:
+    """The rows of one member of the family: what it changes in the generic row, on Pendulum, and with images."""
     return (
         Preset("pendulum", ("Pendulum-v1",), GENERIC | fields | PENDULUM | pendulum, "our own"),
         Preset("continuous", (), GENERIC | fields, paper),
-        Preset("pixels", (), GENERIC | fields | pixels, "the row for vectors, with a memory for frames"),
+        Preset("pixels", (), GENERIC | fields | PIXELS | pixels, "the row for vectors, with a memory for frames"),
     )
 
 
@@ -47,6 +50,6 @@ RECIPE = Recipe(
     about="deep deterministic policy gradient; continuous actions",
     algorithm="rookery.algorithms.dpg:DPG",
     config=DPGConfig,
-    presets=presets(DDPG, {}, "Lillicrap et al. 2015; tau and noise as usual today"),
+    presets=presets(DDPG, {}, "Lillicrap et al. 2015; tau and noise as usual today", **SMALL_BATCH),
     generic=KINDS,
 )

@@ -18,5 +18,5 @@ RECIPE = dataclasses.replace(
     dqn.RECIPE,
     name="double_dqn",
     about="DQN that chooses actions with one net and values them with the other",
-    presets=dqn.presets(ATARI, {"algo.double": True}, "van Hasselt et al. 2016, tuned, as in DQN Zoo"),
+    presets=dqn.presets(ATARI, dqn.PLAIN | {"algo.double": True}, "van Hasselt et al. 2016, tuned, as in DQN Zoo"),
 )

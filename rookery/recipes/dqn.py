@@ -48,7 +48,7 @@ def presets(atari: dict[str, Any], small: dict[str, Any], paper: str, **rows: di
     )
 
 
-# Overestimation feeds on large steps and fresh targets: with those of SMALL one seed in three ends at 200 on CartPole.
+# With the large steps and fresh targets of SMALL, DQN and double DQN end at 200 on CartPole with one seed in three.
 PLAIN = {"algo.double": False, "algo.lr": 5e-4, "algo.target_period": 250}
 
 RECIPE = Recipe(

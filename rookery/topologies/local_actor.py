@@ -18,6 +18,7 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
     from rookery.producer import Producer
     from rookery.registry import build_algorithm
     from rookery.topologies.post import Post
+    from rookery.types import Replay
     from rookery.weights import Published
 
     post = Post(channel, start, fds)
@@ -26,7 +27,9 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
     published = Published(algorithm, nets)
     vector = torch.empty(published.size)
     producer = Producer(algorithm, nets, post.lanes, post.config.seed, post.index)
-    actor, refresh = producer.actor, getattr(producer.plan.table, "refresh", 0)
+    actor, table = producer.actor, producer.plan.table
+    refresh = table.refresh if isinstance(table, Replay) and not table.in_turns else 0
+    rows = producer.plan.unroll * post.lanes.count  # resets included: an episode's end puts nothing off
     snapshot = None if post.memory["snapshot"] is None else unpack_tree(post.memory["snapshot"])
     producer.begin(post.memory["sequence"], post.life, snapshot)
     version, steps = -1, 0  # of the weights we act with, and steps taken with them
@@ -42,7 +45,7 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
             published.load(vector)
         tick = post.begin(slot, actor.sequence, version, actor)
         report = producer.fill(post.slots.arrays(slot), version, tick)
-        steps += report.steps
+        steps += rows
         post.finish(slot, report)
 
 

@@ -60,6 +60,7 @@ def test_categorical_loss_by_hand():
     predicted = params_of(learner.nets, "critic", data.obs, data.action).softmax(1)
     torch.testing.assert_close(output.losses["critic"], -(data.weight * (target * predicted.log()).sum(1)).mean())
     torch.testing.assert_close(output.priorities, (target @ atoms - predicted @ atoms).abs().detach())
+    assert (data.reward + 5 * data.discount > 5).any() and (data.reward - 5 * data.discount < -5).any()
     torch.testing.assert_close(output.metrics["mass_at_ends"], (target[:, 0] + target[:, -1]).mean())
 
 

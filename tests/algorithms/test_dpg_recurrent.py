@@ -21,8 +21,14 @@ LANES = [(0, 8, ""), (0, 8, "terminated"), (0, 6, "terminated"), (0, 6, "truncat
 S = 8
 
 
+def apart(core: str = "gru", normalize_obs: bool = False, **changes):
+    """A learner whose target networks differ from the others."""
+    net = dataclasses.replace(NETS[core], normalize_obs=normalize_obs)
+    return built(net=net, replay=ESTIMATE, gamma=0.9, **(FRAME | changes))
+
+
 def recurrent(core: str = "gru", **changes):
-    learner = built(net=NETS[core], replay=ESTIMATE, gamma=0.9, **(FRAME | changes))
+    learner = apart(core, **changes)
     for name in ("policy", "critic"):  # theta = theta-
         learner.nets[f"target_{name}"].load_state_dict(learner.nets[name].state_dict())
     return learner
@@ -77,23 +83,66 @@ def test_replayed_sequences_give_the_values_that_acting_saw(core, critic, tolera
     np.testing.assert_allclose(found.numpy(), start, rtol=0, atol=tolerance * max(1, np.abs(start).max()))
 
 
+def errors_by_hand(reward, q, best, burn_in: int) -> list[np.ndarray]:
+    """Of the live rows of each lane; reward and q are [N, S], best [N, S+1].
+
+    Two steps, then the value; one less at a truncation and at the rows' end; none behind a termination.
+    """
+    errors = []
+    for lane, (before, length, kind) in enumerate(LANES):
+        errors.append([])
+        for t in range(max(before, burn_in), before + length):
+            m = min(2, before + length - t)
+            total = sum(0.9**k * reward[lane, t + k] for k in range(m))
+            if kind != "terminated" or t + m < before + length:
+                total += 0.9**m * best[lane, t + m]
+            errors[-1].append(abs(total - q[lane, t]))
+    return [np.array(each) for each in errors]
+
+
 def test_targets_by_hand():
-    """Two steps, then the value; one less at a truncation and at the rows' end; none behind a termination."""
     learner = recurrent(n_step=2, burn_in=0, sequence=S, overlap=2, eta=0.0)
     data, items = played(learner)
     best = np.concatenate([items["q_max"], items["next_q_max"][:, None]], 1)
-    expected = []
-    for lane, (before, length, kind) in enumerate(LANES):
-        errors = []
-        for t in range(before, before + length):
-            m = min(2, before + length - t)
-            total = sum(0.9**k * items["reward"][lane, t + k] for k in range(m))
-            if kind != "terminated" or t + m < before + length:
-                total += 0.9**m * best[lane, t + m]
-            errors.append(abs(total - items["q"][lane, t]))
-        expected.append(np.mean(errors))
+    errors = errors_by_hand(items["reward"], items["q"], best, burn_in=0)
     found = score(learner, data).priorities
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(found.numpy(), [each.mean() for each in errors], atol=1e-5)
+
+
+def walk(body, data: Sequences, name: str) -> torch.Tensor:
+    """Features of all rows [S+1, N, F], one after the other, from the stored state or from behind the rows it lacks."""
+    state, rows = data.state[name], []
+    for obs, alive in zip(data.obs["obs"], [*data.live, data.live[-1]]):
+        row, state = body.step({"obs": obs}, state)
+        state = {leaf: x * alive.view(-1, 1, 1) for leaf, x in state.items()}
+        rows.append(row)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("core", NETS)
+def test_the_loss_is_that_of_a_loop_in_which_both_target_networks_say_what_follows(core):
+    """P78, P89: each network with a state of its own, and an error's weight is that of its sequence."""
+    learner = apart(core, eta=0.0)
+    data, items = played(learner)
+    output, nets = score(learner, data), learner.nets
+    with torch.no_grad():
+        best = nets["target_policy"].action(walk(nets["target_policy"], data, "policy"))
+        later = nets["target_critic"].value(walk(nets["target_critic"], data, "critic"), best)
+        q = nets["critic"].value(walk(nets["critic"], data, "critic")[:-1], data.action)
+    errors = errors_by_hand(items["reward"], q.T.numpy(), later.T.numpy(), burn_in=FRAME["burn_in"])
+    np.testing.assert_allclose(output.priorities.numpy(), [each.mean() for each in errors], atol=1e-5)
+    squares = sum(weight * (each**2).sum() / 2 for weight, each in zip(data.weight.tolist(), errors))
+    assert output.losses["critic"].item() == pytest.approx(squares / sum(map(len, errors)), rel=1e-5)
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+def test_importance_weights_scale_the_critics_loss_alone(critic):
+    learner = apart(critic=critic)
+    data, _ = played(learner)
+    output, heavy = (score(learner, each) for each in (data, dataclasses.replace(data, weight=7 * data.weight)))
+    torch.testing.assert_close(heavy.losses["critic"], 7 * output.losses["critic"])
+    assert torch.equal(heavy.losses["actor"], output.losses["actor"])
+    assert torch.equal(heavy.priorities, output.priorities)
 
 
 @pytest.mark.parametrize("critic", CRITICS)
@@ -164,6 +213,15 @@ def test_target_networks_warm_up_their_own_states():
         for parameter in learner.nets["target_critic"].core.parameters():
             parameter.mul_(0.5)
     assert not torch.allclose(score(learner, data).priorities, before)
+
+
+def test_statistics_of_observations_are_those_of_live_rows():
+    learner = apart(normalize_obs=True)
+    data, _ = played(learner)
+    learner.step(data, 0.0)
+    obs, live = data.obs["obs"], data.obs["obs"][:-1][data.live]
+    expected = (obs - live.mean(0)) / live.std(0, correction=0)
+    torch.testing.assert_close(learner.nets["normalizer"](data.obs)["obs"], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_recurrent_policy_learns_to_remember():

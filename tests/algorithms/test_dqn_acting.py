@@ -216,6 +216,18 @@ def test_an_actor_s_priorities_are_the_learner_s(n_step, rescale, net):
     assert {0.0, np.float32(0.9**n_step)} <= set(parcel["discount"].tolist())
 
 
+@pytest.mark.parametrize("net", ["numpy", "modules"])
+def test_they_agree_for_distributions_too(net):
+    """An actor knows the means only, so that where it has the first word, the learner goes by means too."""
+    lanes = GuessLanes("symbol", count=4)
+    config = dataclasses.replace(SMALL, unroll=6, replay=ACTOR, n_step=3, atoms=51, v_min=-10.0, v_max=10.0)
+    learner = Learner(DQN(config, NETS[net], lanes.spec, 4), seed=1)
+    parcel = parcel_of(learner, lanes)
+    output = learner.gradients(minibatch(learner, as_transitions(parcel)))
+    assert np.ptp(parcel["priority"]) > 0.1
+    np.testing.assert_allclose(parcel["priority"], output.priorities.numpy(), rtol=0, atol=1e-5)
+
+
 def test_they_agree_across_truncations_too():
     lanes = ScriptedLanes()
     config = dataclasses.replace(SMALL, unroll=6, replay=ACTOR, n_step=3)

@@ -11,6 +11,7 @@ from rookery.config import NetConfig
 from rookery.errors import UsageError
 from rookery.nets.critic import (
     STD_FLOOR,
+    Body,
     CategoricalHead,
     Critic,
     DeterministicPolicy,
@@ -102,6 +103,17 @@ def test_the_standard_networks_are_the_papers_layers_and_nothing_else():
     policy, critic = DeterministicPolicy(VECTOR, NET, (300, 200)), Critic(VECTOR, NET, (400, 300), ScalarHead)
     assert [tuple(p.shape) for p in policy.parameters() if p.dim() == 2] == [(300, 3), (200, 300), (2, 200)]
     assert [tuple(p.shape) for p in critic.parameters() if p.dim() == 2] == [(400, 5), (300, 400), (1, 300)]
+
+
+@pytest.mark.parametrize("second", [(), ("terrain", "camera")])
+def test_encoders_start_uniform_within_one_over_the_root_of_their_inputs(second):
+    encoder = Body(BODY, NET, second).encoder
+    layers = [layer for layer in encoder.modules() if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d)]
+    assert len(layers) >= 3
+    for layer in layers:
+        bound = layer.weight[0].numel() ** -0.5
+        assert 0.8 * bound < layer.weight.abs().max() <= bound
+        assert 0 < layer.bias.abs().max() <= bound
 
 
 def test_two_torsos_keep_their_groups_apart_until_they_are_joined():

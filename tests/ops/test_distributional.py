@@ -132,10 +132,29 @@ def test_cross_entropy_is_least_at_the_target_and_its_gradient_is_the_difference
     torch.testing.assert_close(logits.grad, logits.softmax(1).detach() - target / target.sum())
 
 
+def mass_cut(reward: list[float], discount: list[float], probs: list[float]) -> list[float]:
+    reward, discount = torch.tensor(reward), torch.tensor(discount)
+    target = project(torch.tensor(probs).expand(len(reward), -1), ATOMS, reward, discount)
+    return mass_at_ends(target, ATOMS, reward, discount).tolist()
+
+
 def test_mass_at_ends_tells_returns_that_do_not_fit():
-    fits = project(PROBS, ATOMS, torch.tensor([0.0]), torch.tensor([0.5]))
-    cut = project(PROBS, ATOMS, torch.tensor([9.0]), torch.tensor([0.5]))
-    assert mass_at_ends(fits).item() == pytest.approx(0) and mass_at_ends(cut).item() == pytest.approx(1)
+    assert mass_cut([0.0], [0.5], [0.1, 0.2, 0.4, 0.2, 0.1]) == [pytest.approx(0)]
+    assert mass_cut([9.0], [0.5], [0.1, 0.2, 0.4, 0.2, 0.1]) == [pytest.approx(1)]
+    assert mass_cut([-9.0], [0.5], [0.1, 0.2, 0.4, 0.2, 0.1]) == [pytest.approx(1)]
+
+
+def test_mass_at_an_end_beyond_which_nothing_goes_is_not_cut():
+    """A range may be exact: -2 is the worst that can happen, and mostly happens."""
+    worst = [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert mass_cut([-0.2, 0.0], [0.9, 1.0], worst) == [0, 0]
+    assert mass_cut([-2.0, 0.0], [0.0, 0.0], worst) == [0, 0]
+
+
+def test_an_end_that_one_row_goes_beyond_counts_for_the_batch():
+    """Rewards may be rare: the rows without one have piled up there all the same."""
+    assert mass_cut([0.0, 0.0, 0.5], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 1.0]) == [1, 1, 1]
+    assert mass_cut([0.0, 0.0, 0.5], [1.0, 1.0, 1.0], [0.5, 0.0, 0.5, 0.0, 0.0]) == [0, 0, 0]
 
 
 # Mixtures

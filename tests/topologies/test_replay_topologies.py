@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 import rookery
 from rookery import checkpoint
 from rookery.errors import CheckpointError, UsageError
+from rookery.replay.memory import ReplayTable
+from rookery.topologies import local
 from rookery.topologies.feed import ReplayFeed
 
 REPLAY = {"min_size": 100, "batch": 16, "capacity": 600, "samples_per_insert": 2.0}
@@ -45,7 +48,7 @@ CASES = {
     "dqn": ("dqn", "CartPole-v1", {"algo": {"replay": REPLAY, "target_period": 20}}),
     "rainbow": ("rainbow", "CartPole-v1", {"algo": {"replay": REPLAY, "target_period": 20}}),
     "r2d2": ("r2d2", "CartPole-v1", {"algo": SEQUENCES}),
-    "ladder": ("dqn", "CartPole-v1", {"algo": {"replay": REPLAY | RANKED, "ladder": True}}),
+    "ladder": ("dqn", "CartPole-v1", {"algo": {"replay": REPLAY | RANKED, "ladder": True, "refresh": 400}}),
     "ddpg": ("ddpg", "Pendulum-v1", {"algo": {"replay": REPLAY, "noise": "ou"}}),
 }  # fmt: skip
 
@@ -158,6 +161,50 @@ def test_free_running_actors_are_never_held_back(tmp_path):
     run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=3000, algo=algo)
     assert run.summary["replay"]["size"] <= 750
     assert run.summary["updates"] > 0
+
+
+@pytest.mark.parametrize("topology", ["serial", "local"])
+def test_priorities_are_written_back_weights_annealed_and_the_memory_trimmed(tmp_path, monkeypatch, topology):
+    drawn, trimmed = [], []
+    sample, remove_to_fit = ReplayTable.sample, ReplayTable.remove_to_fit
+
+    def watched_sample(table, progress):
+        drawn.append(progress)
+        return sample(table, progress)
+
+    def watched_trim(table):
+        before = len(table)
+        remove_to_fit(table)
+        trimmed.append((before, len(table)))
+
+    monkeypatch.setattr(ReplayTable, "sample", watched_sample)
+    monkeypatch.setattr(ReplayTable, "remove_to_fit", watched_trim)
+    replay = REPLAY | {"samples_per_insert": 4.0, "slack": 64.0, "capacity": 300, "remover": "soft", "remove_every": 5}
+    algo = {"unroll": 5, "replay": replay | {"sampler": "proportional", "start": "max"}}
+    run = train(tmp_path, "run", "dqn", "CartPole-v1", topology=topology, env_steps=1500, algo=algo)
+    assert drawn == sorted(drawn) and drawn[0] < 0.2 and drawn[-1] > 0.9
+    assert max(before for before, _ in trimmed) > 300 and max(after for _, after in trimmed) <= 300
+    assert len(trimmed) == run.summary["updates"] // 5
+    memory = run.summary["replay"]
+    assert memory["priority_mean"] < 0.9 * memory["priority_max"], "all would be equal if none was ever written"
+
+
+def test_an_actor_looks_at_the_weights_after_as_many_rows_as_it_is_told(tmp_path, monkeypatch):
+    """Rows without a step count: CartPole's episodes end all the time, and put nothing off."""
+    versions: dict[int, list[int]] = {0: [], 1: []}
+    insert = ReplayTable.insert
+
+    def watched(table, parcel, actor):
+        versions[actor].append(int(parcel["version"][parcel["count"][0] - 1]))  # the first may be of the last unroll
+        insert(table, parcel, actor)
+
+    monkeypatch.setattr(ReplayTable, "insert", watched)
+    monkeypatch.setattr(local, "PUBLISH", 0.0)  # there is always something new to see
+    algo = APEX | {"n_step": 1, "refresh": 40}  # four unrolls of 5 rows of 2 environments
+    train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=3000, algo=algo)
+    for seen in versions.values():
+        changes = [at for at, (before, now) in enumerate(pairwise(seen), 1) if before != now]
+        assert len(changes) > 5 and all(at % 4 == 0 for at in changes), changes
 
 
 def test_free_running_in_one_process_takes_turns(tmp_path):
