@@ -65,6 +65,7 @@ class Journal:
         self.replay: dict[str, float] = {}  # statistics of the replay memory, if there is one
         self.paced_by_env = False  # progress counts steps taken, not steps trained on
         self.collect_s = 0.0  # wall time of collecting
+        self.begun = False
         self._updates = 0
         self._started = self._logged_at = clock()
         self._wall_before = 0.0  # wall time of the run's earlier lives
@@ -82,6 +83,7 @@ class Journal:
 
     def begin(self) -> None:
         """Start the clock: everything is set up, the first step is about to be taken."""
+        self.begun = True
         self._started = self._logged_at = self._clock()
         self._env_steps_before, self.collect_s = self.env_steps, 0.0
 

@@ -21,7 +21,7 @@ import torch
 
 from rookery import checkpoint
 from rookery.config import RunConfig
-from rookery.errors import INTERRUPT, REQUEUE, CheckpointError, RookeryError, StorageError, UsageError
+from rookery.errors import INTERRUPT, REQUEUE, CheckpointError, EnvError, RookeryError, StorageError, UsageError
 from rookery.journal import Journal
 from rookery.learner import Learner
 from rookery.metrics.panel import Panel
@@ -67,11 +67,13 @@ def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
     config = recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields)
     check(config)
     config = replace(config, out=config.out or _folder_name(config))
-    folder = _new_folder(config)
+    folder = Path(config.out)
+    before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
+    _open_folder(folder, config)
     try:
         return _execute(config, folder, saved=None)
     except UsageError:  # nothing has begun: the same command, corrected, shall find the place free
-        shutil.rmtree(folder, ignore_errors=True)
+        _clear_folder(folder, before)
         raise
     except RookeryError as error:
         error.add_note(f"run folder: {folder}")
@@ -81,14 +83,25 @@ def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
 def resume(path: str | Path, trust: tuple[str, ...] = (), **fields: Any) -> Run:
     """Go on with a run where its newest complete checkpoint ends. `env_steps=...` extends it."""
     folder = Path(path)
+    before = read_config(folder, trust)
     # A fault plan was for the life that ended; the next one is not struck again unless asked to be.
-    config = with_fields(read_config(folder, trust), {"fault_plan": ""} | fields)
+    config = with_fields(before, {"fault_plan": ""} | fields)
     check(config)
+    for name in ("actors", "envs_per_actor"):
+        if getattr(config, name) != getattr(before, name):
+            raise UsageError(
+                f"the run has {name} {getattr(before, name)}, and its checkpoints hold the state of as many; "
+                f"it cannot be resumed with {getattr(config, name)}: leave it as it is, or start a new run"
+            )
     if ":" in config.env:
         check_trusted(config.env.partition(":")[0], trust)
     saved, skipped = checkpoint.newest(folder / "checkpoints")
     _write(folder / "config.json", encode_config(config))
-    return _execute(config, folder, saved, skipped)
+    try:
+        return _execute(config, folder, saved, skipped)
+    except (UsageError, CheckpointError):  # it cannot be resumed like this: as it was, it still can
+        _write(folder / "config.json", encode_config(before))
+        raise
 
 
 def check(config: RunConfig) -> None:
@@ -96,6 +109,9 @@ def check(config: RunConfig) -> None:
     for name in ("env_steps", "actors", "envs_per_actor"):
         if getattr(config, name) < 1:
             raise UsageError(f"{name} is {getattr(config, name)}; at least 1 is needed")
+    for name in ("every", "keep"):
+        if getattr(config.checkpoint, name) < 1:
+            raise UsageError(f"checkpoint.{name} is {getattr(config.checkpoint, name)}; at least 1 is needed")
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("there is no CUDA device here (or this build of torch has no CUDA); use --device cpu")
 
@@ -128,6 +144,10 @@ def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | Non
 
         try:
             job = topology.run(config, folder, signals, open_job)
+        except UsageError as error:
+            if not journal.begun:
+                raise
+            raise EnvError(f"environments that could be made before cannot any more: {error}") from error
         finally:
             threads.restore()
         journal.report(force=True)
@@ -149,8 +169,7 @@ def _folder_name(config: RunConfig) -> str:
     return f"runs/{config.recipe}-{env}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _new_folder(config: RunConfig) -> Path:
-    folder = Path(config.out)
+def _open_folder(folder: Path, config: RunConfig) -> None:
     if (folder / "config.json").exists():
         raise UsageError(f"{folder} already holds a run; resume it (rookery resume {folder}) or choose another --out")
     try:
@@ -158,7 +177,15 @@ def _new_folder(config: RunConfig) -> Path:
         _write(folder / "config.json", encode_config(config))
     except OSError as error:
         raise StorageError(f"cannot write the run folder {folder}: {error}") from error
-    return folder
+
+
+def _clear_folder(folder: Path, before: set[str] | None) -> None:
+    """Take away what a run that never began has written, and nothing that was there before (None: no folder)."""
+    for path in folder.iterdir():
+        if path.name not in (before or ()):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    if before is None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(path: Path, data: bytes) -> None:

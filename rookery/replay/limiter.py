@@ -42,8 +42,13 @@ class Limiter:
     def sampled(self, count: int) -> None:
         self._sampled += count
 
-    def state(self) -> dict[str, int]:
-        return {"inserted": self._inserted, "sampled": self._sampled}
+    def state(self) -> dict[str, float]:
+        return {
+            "inserted": self._inserted, "sampled": self._sampled, "samples_per_insert": self.samples_per_insert,
+        }  # fmt: skip
 
-    def load(self, state: dict[str, int]) -> None:
+    def load(self, state: dict[str, float]) -> None:
+        """Go on from there. Another ratio holds from now on: what was due by the old one is not to be made up for."""
         self._inserted, self._sampled = int(state["inserted"]), int(state["sampled"])
+        if state.get("samples_per_insert", self.samples_per_insert) != self.samples_per_insert:
+            self._sampled = max(0, int((self._inserted - self.min_size) * self.samples_per_insert))

@@ -26,6 +26,7 @@ from rookery.types import EnvSpec, Queue, Replay
 Release = Callable[[], None]
 SPARE = 0.9  # share of the free memory that a replay memory may take
 LAST_SAVE = 3600.0  # seconds the memory of a finished run may take to reach the disk
+LOOK = 0.1  # seconds between two looks at the signals meanwhile
 CLIPPED = 0.05  # share of a value distribution's mass at its ends that is worth a warning
 
 
@@ -64,6 +65,8 @@ class QueueFeed:
         """An actor was replaced: nothing of it waits here that a new one could not continue."""
 
     def restore(self) -> None:
+        if not self.job.snapshots:  # an actor may have been lost in the end, and lag behind: all begin anew, together
+            self.job.sequences = [max(self.job.sequences)] * len(self.job.sequences)
         self.job.journal.settle(0)
 
     def save(self, last: bool = False) -> None:
@@ -88,8 +91,7 @@ class ReplayFeed:
 
     @property
     def synchronous(self) -> bool:
-        """Whether actors and learner take turns, in a ratio kept exactly."""
-        return self.memory.samples_per_insert > 0 and self.memory.slack == 0
+        return self.plan.in_turns
 
     @property
     def in_flight(self) -> int:
@@ -97,6 +99,8 @@ class ReplayFeed:
             return self.table.steps_waiting + sum(self.pending) + self.ahead
 
     def can_sample(self) -> bool:
+        if self.job.signals.requested is not None:  # the limiter keeps count of what is still due
+            return False
         return self.table.can_sample() and (self.memory.samples_per_insert > 0 or self._turn)
 
     def can_insert(self) -> bool:
@@ -194,10 +198,9 @@ class ReplayFeed:
         self._tell()
         if not self.memory.save:
             return
-        patience = LAST_SAVE if job.signals.requested is None else job.config.supervisor.grace
-        until = monotonic() + patience
+        until = monotonic() + LAST_SAVE
         if last:
-            self._writer.join(patience)
+            self._written(until)
             self._complain()
         with self.lock:
             started = not self._writer.busy and self._writer.start(
@@ -205,10 +208,20 @@ class ReplayFeed:
             )
         if not started:
             job.journal.say("the replay memory of the last checkpoint is still being written: this one goes without")
-        if last and not self._writer.join(max(0.0, until - monotonic())):
-            job.journal.say(f"the replay memory was not saved within {patience:g} s; an older one, if any, stays")
+        if last and not self._written(until):
+            job.journal.say("the replay memory could not be saved in time; an older one, if any, stays")
         if last and (error := self._writer.poll()):
             raise error
+
+    def _written(self, until: float) -> bool:
+        """Wait for the writer; from the moment a signal asks to stop, no longer than the time of grace."""
+        asked = False
+        while not self._writer.join(LOOK):
+            if not asked and self.job.signals.requested is not None:
+                asked, until = True, min(until, monotonic() + self.job.config.supervisor.grace)
+            if monotonic() > until:
+                return False
+        return True
 
     def _complain(self) -> None:
         if error := self._writer.poll():

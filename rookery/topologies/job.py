@@ -16,7 +16,7 @@ from torch import nn
 from rookery import checkpoint
 from rookery.algorithms.base import Algorithm
 from rookery.config import RunConfig
-from rookery.errors import LearnerError, NumericError, StorageError
+from rookery.errors import CheckpointError, LearnerError, NumericError, StorageError
 from rookery.journal import Journal
 from rookery.learner import Learner
 from rookery.topologies.faults import FaultPlan
@@ -119,7 +119,13 @@ class Job:
 
 def restore(job: Job, saved: checkpoint.Checkpoint) -> None:
     """Put a fresh job into the state of a checkpoint."""
-    job.learner.load(saved.tensors, saved.meta["learner"])
+    try:
+        job.learner.load(saved.tensors, saved.meta["learner"])
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint holds other networks or optimisers than these settings ask for; resume without changing "
+            f"them, or start a new run ({error})"
+        ) from error
     job.journal.load(saved.meta["journal"])
     job.sequences, job._saved_at, job.resumed_at = list(saved.meta["sequences"]), saved.env_steps, saved.env_steps
     actors = checkpoint.decode_tree(saved.meta["actors"], saved.tensors)

@@ -32,12 +32,16 @@ class Loader:
 
     def get(self, timeout: float) -> Sample | None:
         """The next batch, or None if none is ready in time."""
-        if self._error is not None:
-            raise self._error
+        self.check()
         try:
             return self._full.get(timeout=timeout) if timeout > 0 else self._full.get_nowait()
         except queue.Empty:
             return None
+
+    def check(self) -> None:
+        """Raise what went wrong in a thread, if anything did."""
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> list[Sample]:
         """Stop; returns the batches that were drawn for nothing."""

@@ -128,6 +128,7 @@ def _at_once(job: Job, crew: Crew, feed: ReplayFeed) -> None:
                 job.save(feed, no_snapshots)
     finally:
         loader.close()
+    loader.check()
     while crew.busy:
         take(POLL)
     job.close(feed, no_snapshots)

@@ -28,8 +28,10 @@ from rookery.types import EnvSpec
 def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job]) -> Job:
     # Environments with threads of their own may use every core here; what they compute does not depend on it.
     cores = available_cores()
-    lanes = [make(config, config.envs_per_actor, threads=cores) for _ in range(config.actors)]
+    lanes: list[Lanes] = []
     try:
+        for _ in range(config.actors):
+            lanes.append(make(config, config.envs_per_actor, threads=cores))
         job = open_job(lanes[0].spec)
         return _run(job, lanes)
     finally:
@@ -53,7 +55,7 @@ def _run(job: Job, lanes: list[Lanes]) -> Job:
     journal.begin()
     job.threads.acting()
     for producer in producers:
-        keeper.start(producer)
+        keeper.begin(producer)
     while True:
         if feed.can_sample():
             feed.learn()
@@ -83,17 +85,31 @@ class Keeper:
         self.incarnation = [0] * len(lanes)
         self.plan = FaultPlan.parse(job.config.fault_plan)
 
-    def start(self, producer: Producer) -> None:
+    def begin(self, producer: Producer) -> None:
+        self._try(producer, lambda: None, anew=True)
+
+    def fill(self, producer: Producer, arrays: Arrays) -> ActorReport:
+        return self._try(
+            producer, lambda: producer.fill(arrays, self.job.learner.version, self._tick(producer.actor)), anew=False
+        )
+
+    def _start(self, producer: Producer) -> None:
         index, incarnation = producer.index, self.incarnation[producer.index]
+        if incarnation:
+            self.lanes[index].close()
+            self.lanes[index] = producer.actor.lanes = make(self.job.config, self.job.config.envs_per_actor)
         sequence = self.job.sequences[index]
         resumed = self.job.snapshots and incarnation == 0
         producer.begin(sequence, f"{sequence}.{incarnation}", self.job.snapshots[index] if resumed else None)
 
-    def fill(self, producer: Producer, arrays: Arrays) -> ActorReport:
+    def _try(self, producer: Producer, work: Callable[[], Any], anew: bool) -> Any:
+        """Work, on environments that start `anew` or go on; on new ones if these fail, or fail to start."""
         index = producer.index
         while True:
             try:
-                return producer.fill(arrays, self.job.learner.version, self._tick(producer.actor))
+                if anew:
+                    self._start(producer)
+                return work()
             except (EnvError, InjectedFault) as cause:
                 error = cause if isinstance(cause, EnvError) else EnvError(str(cause), "worker_error")
                 delay = self.restarts[index].next(error)  # raises the error itself once there were too many
@@ -101,9 +117,7 @@ class Keeper:
                 self.feed.lost(index, error.reason)
                 time.sleep(delay)
                 self.incarnation[index] += 1
-                self.lanes[index].close()
-                self.lanes[index] = producer.actor.lanes = make(self.job.config, self.job.config.envs_per_actor)
-                self.start(producer)
+                anew = True
 
     def _tick(self, actor: Actor) -> Callable[[int], None] | None:
         if not self.plan:

@@ -118,8 +118,27 @@ def test_state_goes_on_where_it_was(ratio):
     old, new = (Limiter(10, 8, ratio) for _ in range(2))
     filled(old, 14, 16)
     new.load(old.state())
-    assert new.state() == {"inserted": 14, "sampled": 16}
+    assert new.state() == old.state() == {"inserted": 14, "sampled": 16, "samples_per_insert": ratio}
     assert (new.debt, new.can_insert(14), new.can_sample(14)) == (old.debt, old.can_insert(14), old.can_sample(14))
+
+
+@pytest.mark.parametrize("before, after", [(0.5, 64.0), (64.0, 0.5), (0.0, 4.0)])
+def test_another_ratio_holds_from_now_on(before, after):
+    old, new = Limiter(10, 8, before), Limiter(10, 8, after)
+    filled(old, 1_010, int(1_000 * before))
+    new.load(old.state())
+    assert new.debt == 0 and new.can_sample(500) and new.can_insert(500)
+    new.sampled(8)
+    assert not new.can_sample(500), "nothing is left to be made up for"
+    new.inserted(math.ceil(8 / after))
+    assert new.can_sample(500)
+
+
+def test_another_ratio_before_the_warm_up_is_over_changes_nothing():
+    old, new = Limiter(10, 8, 4.0), Limiter(10, 8, 2.0)
+    filled(old, 7, 0)
+    new.load(old.state())
+    assert new.debt == -6 and not new.can_sample(7)
 
 
 @pytest.mark.parametrize(
