@@ -6,6 +6,7 @@ actor hands over what it saw. Either way it fills arrays that it is given, and k
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 
 from rookery.actor import Actor, ActorReport, as_unroll, empty_unroll, unroll_shapes
 from rookery.algorithms.base import Algorithm
+from rookery.codec import encode_tree
 from rookery.envs.lanes import Lanes
 from rookery.replay.builder import make_builder, parcel_shapes
 from rookery.types import DataPlan, EnvSpec, Queue
@@ -23,10 +25,20 @@ Shapes = dict[str, tuple[tuple[int, ...], str]]
 Arrays = dict[str, np.ndarray]
 
 
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
+
+
 class Producer:
-    def __init__(self, algorithm: Algorithm, nets: nn.ModuleDict, lanes: Lanes, seed: int, index: int = 0):
+    """`say` takes what the user should know and what does not stop the run."""
+
+    def __init__(
+        self, algorithm: Algorithm, nets: nn.ModuleDict, lanes: Lanes, seed: int, index: int = 0,
+        say: Callable[[str], None] = _warn,
+    ):  # fmt: skip
         self.actor = Actor(algorithm, nets, lanes, seed, index)
         self.index, self.plan, self._builder = index, self.actor.plan, None
+        self._say, self._said = say, False
         if not isinstance(self.plan.table, Queue):
             state = algorithm.initial_state(nets, 1)
             self._scratch = empty_unroll(unroll_shapes(lanes.spec, self.plan, lanes.count, state))
@@ -55,12 +67,33 @@ class Producer:
         report.total_s += perf_counter() - started
         return report
 
-    def snapshot(self) -> dict[str, Any] | None:
-        """What a checkpoint needs to go on exactly; None where the environments cannot be restored."""
-        snapshot = self.actor.snapshot()
-        if snapshot is not None and self._builder is not None:
+    def snapshot(self, travels: Callable[[Any], Any] = lambda state: state) -> dict[str, Any] | None:
+        """What a checkpoint needs to go on exactly; None where the environments cannot be restored.
+
+        A state that is not to be had, that no file can hold, or that `travels` refuses costs new episodes after
+        resuming, and not the run.
+        """
+        try:
+            snapshot = self.actor.snapshot()
+            if snapshot is None:
+                return None
+            encode_tree(snapshot["env"])
+            travels(snapshot["env"])
+        except Exception as error:  # the environment's own code, or what it gave
+            self._complain(error)
+            return None
+        if self._builder is not None:
             snapshot["builder"], snapshot["pending"] = self._builder.state(), int(self._builder.pending)
         return snapshot
+
+    def _complain(self, error: Exception) -> None:
+        """Once: the next checkpoint would say the same."""
+        if not self._said:
+            self._said = True
+            self._say(
+                f"environment {self.actor.lanes.spec.id}: its get_state gives nothing that can be stored "
+                f"({type(error).__name__}: {error}); checkpoints go without, and resuming begins new episodes"
+            )
 
 
 def handover_shapes(spec: EnvSpec, plan: DataPlan, lanes: int, state: Any) -> Shapes:

@@ -32,7 +32,7 @@ from rookery.recipes.recipe import with_fields
 from rookery.registry import build_algorithm, check_trusted, decode_config, encode_config
 from rookery.topologies.job import Job, restore
 from rookery.topologies.probe import probe
-from rookery.topologies.signals import Signals
+from rookery.topologies.signals import Signals, Stopped
 from rookery.topologies.threads import Threads
 from rookery.types import EnvSpec
 
@@ -72,7 +72,7 @@ def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
     _open_folder(folder, config)
     try:
         return _execute(config, folder, saved=None)
-    except UsageError:  # nothing has begun: the same command, corrected, shall find the place free
+    except (UsageError, Stopped):  # nothing has begun: the same command, corrected or later, shall find the place free
         _clear_folder(folder, before)
         raise
     except RookeryError as error:

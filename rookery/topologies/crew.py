@@ -6,9 +6,10 @@ way its half-filled slot is dropped and counted, and a replacement with the next
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
 from rookery.producer import Shapes
 from rookery.registry import encode_config
 from rookery.topologies.job import Job
-from rookery.topologies.signals import Signals
+from rookery.topologies.signals import Patience, Signals, Stopped
 from rookery.topologies.supervise import Deadline, Restarts, Worker, stop_all
 from rookery.types import EnvSpec
 
 MODULE = "rookery.topologies.local_actor"
 POLL = 0.2  # seconds between two looks at heartbeats
+SEND = 10.0  # seconds for a worker to take a message, where it does not fit the socket
 STOP = 3.0  # seconds for the workers to end when asked to
 
 
@@ -39,6 +41,7 @@ class Crew:
     ):
         self._module, self._report_type = module, report
         self.config, self.limits, self.signals = config, config.supervisor, signals
+        self._hurried = self.limits.grace / 3  # seconds for a worker to answer somebody who wants to leave
         self._logs = folder / "logs"
         self._segments = {name: Segment.reserve(name) for name in ("slots", "weights", "pulse")}
         self._workers: list[Worker | None] = [None] * config.actors
@@ -46,9 +49,11 @@ class Crew:
         self._early: list[tuple[int, str, str]] = []  # replaced before there was a journal: actor, reason, words
         self._restarts = [Restarts(self.limits.restarts, self.limits.window) for _ in range(config.actors)]
         self._deadlines = [Deadline(self.limits.step_deadline) for _ in range(config.actors)]
+        self._up: set[int] = set()  # actors that have started, and not failed since as far as we know
         self._busy: dict[int, deque[int]] = {}  # actor -> slots it was given; it is filling the first
         self._published: int | None = None  # version on the board
         self._last_order: dict[int, dict[str, Any]] = {}
+        self._complained = False  # about snapshots, to the user
         self._job: Job | None = None
         self._feed: Any = None  # what must hear of a lost worker
         self._spec: EnvSpec | None = None
@@ -122,39 +127,44 @@ class Crew:
         assert job is not None
         resumed = job.snapshots and self._incarnation[index] == 0
         snapshot = pack_tree(job.snapshots[index]) if resumed else None
-        self._send(index, self._memory | {"op": "memory", "sequence": job.sequences[index], "snapshot": snapshot})
+        self._tell(index, self._memory | {"op": "memory", "sequence": job.sequences[index], "snapshot": snapshot})
 
     def _await_ready(self, index: int) -> None:
-        message = self._recv(index, self.limits.start_deadline)
+        message = self._recv(index, self._start_patience())
         spec = msgspec.convert(message["spec"], EnvSpec)
         if self._spec is not None and spec != self._spec:
             raise EnvError(f"actor {index} made another environment than its peers: {spec} instead of {self._spec}")
         self._spec = spec
 
     def _await_started(self, index: int) -> None:
-        self._recv(index, self.limits.start_deadline)
+        self._recv(index, self._start_patience())
+        self._up.add(index)
 
-    def _until_up(self, index: int, wait: Any) -> None:
+    def _start_patience(self) -> Patience:
+        return Patience(self.signals, self.limits.start_deadline, self._hurried)
+
+    def _until_up(self, index: int, wait: Callable[[int], None]) -> None:
         """Wait for a worker's word; if it fails instead, bring up a replacement."""
         try:
             wait(index)
         except EnvError as error:
-            self._replace(index, error)
+            if not self._replace(index, error):
+                raise Stopped(self.signals.requested or 0) from error
 
-    def _replace(self, index: int, error: EnvError) -> None:
-        """Put a new worker in the place of a failed one, or give up with the failed one's words."""
+    def _replace(self, index: int, error: EnvError) -> bool:
+        """Put a new worker in the place of a failed one, or give up with the failed one's words.
+
+        Nobody is replaced for a user who wants to leave: False if that left the place empty.
+        """
+        self._end(index)  # first: what it still wrote would be read as its successor's
         steps = self._give_back(index)
-        while True:
+        while self.signals.requested is None:
             delay = self._restarts[index].next(error)  # raises the error itself once there were too many
-            told = f"{error} — replaced in {delay:.1f} s"
-            if self._job is not None and self._feed is not None:
-                self._job.journal.lost(steps, error.reason, told)
-                self._feed.lost(index, error.reason)
-            else:
-                self._early.append((index, error.reason, told))
+            self._count(index, steps, error, f" — replaced in {delay:.1f} s")
             steps = 0
-            self._end(index)
             self._pause(delay)
+            if self.signals.requested is not None:
+                return False
             self._incarnation[index] += 1
             self._spawn(index)
             try:
@@ -162,21 +172,30 @@ class Crew:
                 if self._job is not None:
                     self._send_memory(index)
                     self._await_started(index)
-                return
+                return True
             except EnvError as again:
                 error = again
+                self._end(index)
+        self._count(index, steps, error)
+        return False
+
+    def _count(self, index: int, steps: int, error: EnvError, more: str = "") -> None:
+        """Put a failure into the books."""
+        if self._job is not None and self._feed is not None:
+            self._job.journal.lost(steps, error.reason, f"{error}{more}")
+            self._feed.lost(index, error.reason)
+        else:
+            self._early.append((index, error.reason, f"{error}{more}"))
 
     def _give_back(self, index: int) -> int:
-        """Free the slots of a failed worker; returns the environment steps that are lost with the one it was filling.
+        """Free the slots of a worker that has ended; returns the environment steps that are lost with them.
 
         Where a slot takes finished items its rows are not in it: every row then counts as a step of each environment.
         """
-        slots = self._busy.pop(index, None)
-        if not slots:
-            return 0
-        rows, arrays = self.slots.rows(slots[0]), self.slots.arrays(slots[0])
-        steps = live_steps(as_unroll(arrays), rows) if "logp" in arrays else rows * self.config.envs_per_actor
-        for slot in slots:
+        steps = 0
+        for slot in self._busy.pop(index, ()):
+            rows, arrays = self.slots.rows(slot), self.slots.arrays(slot)
+            steps += live_steps(as_unroll(arrays), rows) if "logp" in arrays else rows * self.config.envs_per_actor
             self.release(slot)
         return steps
 
@@ -185,6 +204,7 @@ class Crew:
         assert worker is not None
         worker.abort()
         worker.channel.close()
+        self._up.discard(index)
 
     def _pause(self, delay: float) -> None:
         """Wait before a replacement, unless the user wants to leave."""
@@ -210,19 +230,33 @@ class Crew:
         """What the actors have filled by now, waiting for the first at most that long: (actor, slot, report)."""
         ready = channels.wait([self._channel(index) for index in self._busy], timeout)
         for index in [i for i in self._busy if self._channel(i) in ready]:
+            yield from self._take(index)
+        for index in self._overdue():
+            yield from self._take(index, self._hung(index, self._pulse.age(index)))
+
+    def _take(self, index: int, error: EnvError | None = None) -> Iterator[tuple[int, int, ActorReport]]:
+        """Every unroll that an actor has announced, whole as they are; then the end it came to, if it came to one."""
+        for _ in range(self.orders(index)):  # not those that are ordered while we are at it
+            if not self._channel(index).poll():
+                break
             try:
                 report = self._report(index)
-            except EnvError as error:
-                self._again(index, error)
-                continue
+            except EnvError as failure:
+                error = error or failure
+                break
             slot = self._busy[index].popleft()
             if self._busy[index]:
-                self._deadlines[index].rearm()
+                self._expect(index)
             else:
                 del self._busy[index]
             yield index, slot, report
-        for index in self._overdue():
-            self._again(index, self._hung(index))
+        if error is not None:
+            self._again(index, error)
+
+    def _expect(self, index: int) -> None:
+        """An actor has something to do from now on: what was before says nothing about its health."""
+        self._pulse.beat(index)
+        self._deadlines[index].rearm()
 
     @property
     def busy(self) -> bool:
@@ -234,7 +268,7 @@ class Crew:
 
     def _report(self, index: int) -> ActorReport:
         """What a worker says of the slot it was given, if that slot holds what it says."""
-        message, slot = self._recv(index, 1.0), self._busy[index][0]
+        message, slot = self._read(index), self._busy[index][0]
         assert self._job is not None
         if not self.slots.valid(slot, index, self._incarnation[index], self._job.sequences[index]):
             raise EnvError(f"actor {index} announced a slot that is not whole: {self.slots.stamp(slot)}", "torn_slot")
@@ -242,57 +276,67 @@ class Crew:
 
     def order(self, index: int, **more: Any) -> None:
         """Have an actor fill one more slot; `more` is said to it along with the order."""
+        if index not in self._up:  # it failed, and was not replaced for a user who wants to leave
+            return
         slot = self._free.pop()
-        if index not in self._busy:
-            self._busy[index] = deque()
-            self._pulse.beat(index)
-            self._deadlines[index].rearm()
-        self._busy[index].append(slot)
-        try:
-            self._last_order[index] = more
-            self._send(index, {"op": "unroll", "slot": slot} | more)
-        except EnvError as error:
-            self._again(index, error)
+        if self._idle(index):
+            self._expect(index)
+        self._busy.setdefault(index, deque()).append(slot)
+        self._last_order[index] = more
+        self._tell(index, {"op": "unroll", "slot": slot} | more)
+
+    def _idle(self, index: int) -> bool:
+        """Whether an actor has filled all it was given, as far as we know."""
+        return all(self.slots.stamp(slot).state == Slots.FULL for slot in self._busy.get(index, ()))
 
     def _again(self, index: int, error: EnvError) -> None:
         """The unroll is lost; a replacement starts on the same one, unless the user wants to leave."""
         orders = self.orders(index)
-        if self.signals.requested is None:
-            self._replace(index, error)
+        if self._replace(index, error):
             for _ in range(orders):
                 self.order(index, **self._last_order[index])
-        else:
-            steps = self._give_back(index)
-            assert self._job is not None and self._feed is not None
-            self._job.journal.lost(steps, error.reason, str(error))
-            self._feed.lost(index, error.reason)
 
     def release(self, slot: int) -> None:
         self.slots.release(slot, poison=self.config.debug)
         self._free.append(slot)
 
     def _overdue(self) -> list[int]:
-        """Workers without a sign of life for too long; the user's wish to leave shortens our patience."""
+        """Workers without a sign of life for too long; the user's wish to leave shortens our patience.
+
+        One that has finished and waits for us to read it gives no sign either, and is not late.
+        """
         late = [index for index in self._busy if self._deadlines[index].expired(self._pulse.last(index))]
         if self.signals.requested is not None:
-            late += [
-                index for index in self._busy if self._pulse.age(index) > self.limits.grace / 3 and index not in late
-            ]
-        return late
+            late += [i for i in self._busy if i not in late and self._pulse.age(i) > self._hurried]
+        return [i for i in late if not self._channel(i).poll()]
 
     def snapshots(self) -> list[dict[str, Any] | None]:
-        """The actors' states for a checkpoint; None where an environment cannot be restored."""
-        states: list[dict[str, Any] | None] = []
-        for index in range(self.config.actors):
+        """The actors' states for a checkpoint, under one deadline; None where an environment cannot be restored."""
+        patience = Patience(self.signals, self.limits.step_deadline, self._hurried, since=time.monotonic())
+        states: list[dict[str, Any] | None] = [None] * self.config.actors
+        failed: dict[int, EnvError] = {}
+        asked = sorted(self._up)
+        for index in asked:
+            self._tell(index, {"op": "snapshot"})
+        for index in asked:
             try:
-                self._send(index, {"op": "snapshot"})
-                state = self._recv(index, self.limits.step_deadline)["state"]
+                message = self._recv(index, patience)
             except EnvError as error:
-                if self.signals.requested is None:
-                    self._replace(index, error)
-                state = None
-            states.append(None if state is None else unpack_tree(state))
+                failed[index] = error
+                continue
+            states[index] = None if message["state"] is None else unpack_tree(message["state"])
+            self._pass_on(message["said"])
+        for index, failure in failed.items():
+            self._replace(index, failure)
         return states
+
+    def _pass_on(self, said: list[str]) -> None:
+        """Tell the user what a worker has to say of its snapshot: once, for its peers will say the same."""
+        assert self._job is not None
+        for text in said:
+            if not self._complained:
+                self._job.journal.say(text)
+            self._complained = True
 
     # Words to and from a worker
 
@@ -301,20 +345,30 @@ class Crew:
         assert worker is not None
         return worker.channel
 
-    def _send(self, index: int, message: dict[str, Any]) -> None:
-        try:
-            self._channel(index).send(message, timeout=10.0)
-        except (ChannelClosed, ChannelTimeout) as error:
-            raise self._died(index) from error
+    def _tell(self, index: int, message: dict[str, Any]) -> None:
+        """Say what will be answered. One that is gone, or does not listen, is noticed where the answer is awaited.
 
-    def _recv(self, index: int, timeout: float) -> dict[str, Any]:
+        Not here: it may have announced unrolls before, and they are to be taken first.
+        """
+        with contextlib.suppress(ChannelClosed, ChannelTimeout):
+            self._channel(index).send(message, SEND)
+
+    def _recv(self, index: int, patience: Patience) -> dict[str, Any]:
         """The worker's next message; its failure, death or silence become an EnvError."""
+        channel = self._channel(index)
+        while not channel.poll():
+            left = patience.left()
+            if left == 0.0:
+                raise self._hung(index, patience.spent())
+            channels.wait([channel], left, wake=self.signals.fileno())
+        return self._read(index)
+
+    def _read(self, index: int) -> dict[str, Any]:
+        """The message that lies in the channel."""
         try:
-            message = self._channel(index).recv(timeout=timeout)
+            message = self._channel(index).recv(0.0)
         except ChannelClosed as error:
             raise self._died(index) from error
-        except ChannelTimeout as error:
-            raise self._hung(index) from error
         if message["op"] == "failed":
             raise _as_error(message)
         return message
@@ -322,31 +376,25 @@ class Crew:
     def _died(self, index: int) -> EnvError:
         worker = self._workers[index]
         assert worker is not None
-        try:  # its last words may still lie in the channel
-            while True:
-                message = worker.channel.recv(timeout=0.0)
-                if message["op"] == "failed":
-                    return _as_error(message)
-        except (ChannelClosed, ChannelTimeout):
-            pass
         where = self._where(index)
         return EnvError(f"actor {index} {worker.describe_exit()}{where}\n{worker.log_tail(20)}".rstrip(), "actor_died")
 
-    def _hung(self, index: int) -> EnvError:
+    def _hung(self, index: int, seconds: float) -> EnvError:
         worker = self._workers[index]
         assert worker is not None
         worker.abort()  # leaves the stack of the stuck process in its log
-        where, limit = self._where(index), self.limits.step_deadline
+        where = self._where(index)
+        hung = "hung" if self.signals.requested is None else "is too slow for a user who wants to leave"
         return EnvError(
-            f"environment {self.config.env} hung: actor {index} gave no sign of life for {limit:g} s{where}; the stack "
-            f"of the stuck process is in its log\n{worker.log_tail(30)}".rstrip(),
+            f"environment {self.config.env} {hung}: actor {index} gave no sign of life for {seconds:.1f} s{where}; the "
+            f"stack of the stuck process is in its log\n{worker.log_tail(30)}".rstrip(),
             "actor_hung",
         )
 
     def _where(self, index: int) -> str:
         slots = self._busy.get(index)
         if not slots:
-            return f" while starting environment {self.config.env}"
+            return "" if index in self._up else f" while starting environment {self.config.env}"
         sequence = self._job.sequences[index] if self._job else 0
         return f" in environment {self.config.env}, unroll {sequence}, row {self.slots.rows(slots[0])} of it"
 

@@ -26,7 +26,8 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
     nets = algorithm.nets()
     published = Published(algorithm, nets)
     vector = torch.empty(published.size)
-    producer = Producer(algorithm, nets, post.lanes, post.config.seed, post.index)
+    said: list[str] = []  # for the user's eyes: told with the next snapshot
+    producer = Producer(algorithm, nets, post.lanes, post.config.seed, post.index, said.append)
     actor, table = producer.actor, producer.plan.table
     refresh = table.refresh if isinstance(table, Replay) and not table.in_turns else 0
     rows = producer.plan.unroll * post.lanes.count  # resets included: an episode's end puts nothing off
@@ -36,8 +37,9 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
 
     for order in post.orders():
         if order["op"] == "snapshot":
-            state = producer.snapshot()
-            post.send({"op": "snapshot", "state": None if state is None else pack_tree(state)})
+            state = producer.snapshot(travels=pack_tree)
+            post.send({"op": "snapshot", "state": None if state is None else pack_tree(state), "said": said})
+            said.clear()
             continue
         slot = order["slot"]
         if version < 0 or steps >= refresh:

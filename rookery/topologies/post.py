@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from rookery.actor import Actor
+from rookery.actor import Actor, ActorReport
 from rookery.envs.make import make
 from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
 from rookery.registry import decode_config
@@ -52,7 +52,7 @@ class Post:
     def begin(self, slot: int, sequence: int, version: int, actor: Actor) -> Callable[[int], None]:
         """Open a slot; what is returned is to be called with each row of the unroll."""
         self.slots.begin(slot, self.index, self.incarnation, sequence, version)
-        before = actor.sequence * actor.plan.unroll
+        before, self._rows = actor.sequence * actor.plan.unroll, actor.plan.unroll
 
         def tick(row: int) -> None:
             self._pulse.beat(self.index)
@@ -62,6 +62,8 @@ class Post:
 
         return tick
 
-    def finish(self, slot: int, report: Any) -> None:
+    def finish(self, slot: int, report: ActorReport) -> None:
+        if report.steps:  # a gradient may have been computed without acting
+            self.slots.progress(slot, self._rows)  # the last row too is lost if we are killed before it is announced
         self.slots.finish(slot)
         self.send({"op": "full", "slot": slot, "report": msgspec.to_builtins(report)})

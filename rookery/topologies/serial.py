@@ -38,7 +38,9 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
 def _run(job: Job, lanes: list[Lanes]) -> Job:
     config, journal = job.config, job.journal
     nets = job.acting_nets()
-    producers = [Producer(job.algorithm, nets, each, config.seed, index) for index, each in enumerate(lanes)]
+    producers = [
+        Producer(job.algorithm, nets, each, config.seed, index, journal.say) for index, each in enumerate(lanes)
+    ]
     state = job.algorithm.initial_state(nets, 1)
     shapes = handover_shapes(job.spec, job.algorithm.plan(), config.envs_per_actor, state)
     arrays = [empty_arrays(shapes) for _ in producers]

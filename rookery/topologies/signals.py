@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from rookery.errors import INTERRUPT, REQUEUE
+from rookery.errors import INTERRUPT, REQUEUE, RookeryError
 
 CODES = {signal.SIGINT: INTERRUPT, signal.SIGTERM: REQUEUE}
 if hasattr(signal, "SIGUSR1"):
@@ -23,6 +23,14 @@ if hasattr(signal, "SIGUSR1"):
 
 # `timeout` and batch systems signal a process and then its whole group: the same signal twice, one request.
 ECHO = 0.2  # seconds
+
+
+class Stopped(RookeryError):
+    """A request to leave came before the run had begun, and it did not begin in time: there is nothing to save."""
+
+    def __init__(self, code: int):
+        super().__init__("asked to stop before the workers had started: no step was taken, nothing was saved")
+        self.exit_code = code
 
 
 class Signals:
@@ -44,6 +52,12 @@ class Signals:
         """The exit code that was asked for, None if none was."""
         self._drain()
         return None if self._first is None else CODES[self._first[0]]
+
+    @property
+    def requested_at(self) -> float | None:
+        """When that was."""
+        self._drain()
+        return None if self._first is None else self._first[1]
 
     def fileno(self) -> int:
         """Readable from a signal until `requested` is looked at: give it to `wait` so that a blocked one notices."""
@@ -94,3 +108,27 @@ class Signals:
         if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._pipe[0], 4096)
+
+
+class Patience:
+    """Time for one wait, or for several that share it: `seconds`, and `hurried` ones once the user wants to leave.
+
+    Those count from the request; from `since`, if that is later.
+    """
+
+    def __init__(
+        self, signals: Signals, seconds: float, hurried: float, since: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):  # fmt: skip
+        self._signals, self._clock = signals, clock
+        self._began, self._seconds, self._hurried, self._since = clock(), seconds, hurried, since
+
+    def left(self) -> float:
+        """Seconds, 0 when it has come to its end."""
+        until, requested = self._began + self._seconds, self._signals.requested_at
+        if requested is not None:
+            until = min(until, max(requested, self._since) + self._hurried)
+        return max(0.0, until - self._clock())
+
+    def spent(self) -> float:
+        return self._clock() - self._began
