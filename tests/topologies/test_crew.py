@@ -167,7 +167,7 @@ def test_a_whole_unroll_that_could_not_be_announced_is_counted_to_its_last_row(t
 
 def test_an_actor_whose_unrolls_we_were_too_busy_to_read_does_not_count_as_hung(tmp_path, monkeypatch, crews):
     """A long update with the wish to leave in it."""
-    updates, trained, grace = [], ReplayFeed.train, 1.5
+    updates, trained, grace = [], ReplayFeed.train, 6.0
 
     def train(feed: ReplayFeed, sample: Any) -> None:
         updates.append(sample)
@@ -188,7 +188,7 @@ def test_an_actor_whose_unrolls_we_were_too_busy_to_read_does_not_count_as_hung(
 
 # The wish to leave. Where it is not heard, the deadlines are too long for these tests to end in time.
 
-LEAVING = {"grace": 1.5, "step_deadline": LONG, "start_deadline": LONG}
+LEAVING = {"grace": 3.0, "step_deadline": LONG, "start_deadline": LONG}
 ALONE = {"actors": 1, "envs_per_actor": 1, "supervisor": LEAVING}
 
 
