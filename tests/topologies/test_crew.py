@@ -171,8 +171,8 @@ def test_an_actor_whose_unrolls_we_were_too_busy_to_read_does_not_count_as_hung(
 
     def train(feed: ReplayFeed, sample: Any) -> None:
         updates.append(sample)
-        if len(updates) == 10:
-            crew = crews[0]
+        crew = crews[0]
+        if len(updates) >= 10 and crew.signals.requested is None and all(map(crew.orders, (0, 1))):
             for index in (0, 1):
                 until(lambda: idle(crew, index) and crew._pulse.age(index) > grace / 2, f"actor {index}")  # noqa: B023
             os.kill(os.getpid(), signal.SIGTERM)
