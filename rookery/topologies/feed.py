@@ -21,6 +21,7 @@ from rookery.replay.memory import ReplayTable, Sample
 from rookery.replay.snapshot import Snapshot
 from rookery.replay.table import QueueTable
 from rookery.topologies.job import Job
+from rookery.topologies.signals import Patience
 from rookery.types import EnvSpec, Queue, Replay
 
 Release = Callable[[], None]
@@ -198,9 +199,9 @@ class ReplayFeed:
         self._tell()
         if not self.memory.save:
             return
-        until = monotonic() + LAST_SAVE
+        patience = Patience(job.signals, LAST_SAVE, job.config.supervisor.grace, since=monotonic())
         if last:
-            self._written(until)
+            self._written(patience)
             self._complain()
         with self.lock:
             started = not self._writer.busy and self._writer.start(
@@ -208,18 +209,15 @@ class ReplayFeed:
             )
         if not started:
             job.journal.say("the replay memory of the last checkpoint is still being written: this one goes without")
-        if last and not self._written(until):
+        if last and not self._written(patience):
             job.journal.say("the replay memory could not be saved in time; an older one, if any, stays")
         if last and (error := self._writer.poll()):
             raise error
 
-    def _written(self, until: float) -> bool:
-        """Wait for the writer; from the moment a signal asks to stop, no longer than the time of grace."""
-        asked = False
-        while not self._writer.join(LOOK):
-            if not asked and self.job.signals.requested is not None:
-                asked, until = True, min(until, monotonic() + self.job.config.supervisor.grace)
-            if monotonic() > until:
+    def _written(self, patience: Patience) -> bool:
+        """Wait for the writer; it cannot be woken by a signal, so we look up now and then."""
+        while not self._writer.join(min(LOOK, patience.left())):
+            if patience.left() == 0.0:
                 return False
         return True
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 import rookery
-from rookery import checkpoint
+from rookery import checkpoint, memory_file
 from rookery.errors import CheckpointError, UsageError
 from rookery.replay.memory import ReplayTable
 from rookery.topologies import local
@@ -325,3 +327,20 @@ def test_a_range_of_values_that_clips_the_returns_is_said(tmp_path):
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     said = [line["text"] for line in lines if line["kind"] == "message" and "clip the returns" in line["text"]]
     assert len(said) == 1 and "v_max 1" in said[0] and "%" in said[0]
+
+
+def test_a_signal_during_the_last_save_is_heard(tmp_path, monkeypatch):
+    """The memory of a finished run may take an hour to reach the disk; of one that shall end, the time of grace."""
+    joined = []
+
+    def join(writer, timeout):
+        joined.append(timeout)
+        if len(joined) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    monkeypatch.setattr(memory_file.Writer, "join", join)
+    recipe, env, fields = CASES["dqn"]
+    run = train(tmp_path, "run", recipe, env, topology="serial", env_steps=200, supervisor={"grace": 0.2}, **fields)
+    assert run.exit_code == 75 and len(joined) > 3
+    assert "could not be saved in time" in (run.path / "metrics.jsonl").read_text()
