@@ -181,11 +181,16 @@ def _open_folder(folder: Path, config: RunConfig) -> None:
 
 def _clear_folder(folder: Path, before: set[str] | None) -> None:
     """Take away what a run that never began has written, and nothing that was there before (None: no folder)."""
-    for path in folder.iterdir():
-        if path.name not in (before or ()):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     if before is None:
         shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in folder.iterdir():
+        if path.name in before:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _write(path: Path, data: bytes) -> None:

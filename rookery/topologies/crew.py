@@ -18,12 +18,13 @@ import torch
 
 from rookery.actor import ActorReport, as_unroll, live_steps
 from rookery.config import RunConfig
-from rookery.errors import EnvError, RookeryError, StorageError, UsageError
+from rookery.errors import EnvError
 from rookery.pipes import channel as channels
 from rookery.pipes.channel import ChannelClosed, ChannelTimeout, pack_tree, unpack_tree
 from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
 from rookery.producer import Shapes
 from rookery.registry import encode_config
+from rookery.topologies import failure
 from rookery.topologies.job import Job
 from rookery.topologies.signals import Patience, Signals, Stopped
 from rookery.topologies.supervise import Deadline, Restarts, Worker, stop_all
@@ -241,8 +242,8 @@ class Crew:
                 break
             try:
                 report = self._report(index)
-            except EnvError as failure:
-                error = error or failure
+            except EnvError as cause:
+                error = error or cause
                 break
             slot = self._busy[index].popleft()
             if self._busy[index]:
@@ -326,8 +327,8 @@ class Crew:
                 continue
             states[index] = None if message["state"] is None else unpack_tree(message["state"])
             self._pass_on(message["said"])
-        for index, failure in failed.items():
-            self._replace(index, failure)
+        for index, cause in failed.items():
+            self._replace(index, cause)
         return states
 
     def _pass_on(self, said: list[str]) -> None:
@@ -370,26 +371,19 @@ class Crew:
         except ChannelClosed as error:
             raise self._died(index) from error
         if message["op"] == "failed":
-            raise _as_error(message)
+            raise failure.told(message)
         return message
 
     def _died(self, index: int) -> EnvError:
         worker = self._workers[index]
         assert worker is not None
-        where = self._where(index)
-        return EnvError(f"actor {index} {worker.describe_exit()}{where}\n{worker.log_tail(20)}".rstrip(), "actor_died")
+        return failure.died(worker, index, self._where(index))
 
     def _hung(self, index: int, seconds: float) -> EnvError:
         worker = self._workers[index]
         assert worker is not None
-        worker.abort()  # leaves the stack of the stuck process in its log
-        where = self._where(index)
-        hung = "hung" if self.signals.requested is None else "is too slow for a user who wants to leave"
-        return EnvError(
-            f"environment {self.config.env} {hung}: actor {index} gave no sign of life for {seconds:.1f} s{where}; the "
-            f"stack of the stuck process is in its log\n{worker.log_tail(30)}".rstrip(),
-            "actor_hung",
-        )
+        leaving = self.signals.requested is not None
+        return failure.hung(worker, index, self.config.env, self._where(index), seconds, leaving)
 
     def _where(self, index: int) -> str:
         slots = self._busy.get(index)
@@ -397,12 +391,3 @@ class Crew:
             return "" if index in self._up else f" while starting environment {self.config.env}"
         sequence = self._job.sequences[index] if self._job else 0
         return f" in environment {self.config.env}, unroll {sequence}, row {self.slots.rows(slots[0])} of it"
-
-
-def _as_error(message: dict[str, Any]) -> RookeryError:
-    """A worker's failure as the error it was over there."""
-    kind = {2: UsageError, 7: StorageError}.get(message["exit_code"])
-    if kind is not None:
-        return kind(message["error"])
-    text = message["error"] if message["exit_code"] == 3 else message["traceback"]
-    return EnvError(text, message.get("reason") or "actor_failed")

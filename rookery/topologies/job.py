@@ -123,8 +123,8 @@ def restore(job: Job, saved: checkpoint.Checkpoint) -> None:
         job.learner.load(saved.tensors, saved.meta["learner"])
     except (RuntimeError, KeyError, ValueError) as error:
         raise CheckpointError(
-            f"the checkpoint holds other networks or optimisers than these settings ask for; resume without changing "
-            f"them, or start a new run ({error})"
+            "the checkpoint holds other networks or optimisers than these settings ask for; resume without changing "
+            "them, or start a new run"
         ) from error
     job.journal.load(saved.meta["journal"])
     job.sequences, job._saved_at, job.resumed_at = list(saved.meta["sequences"]), saved.env_steps, saved.env_steps
