@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from support_descriptors import descriptors
 
 from rookery.errors import StorageError
 from rookery.pipes import shm
@@ -78,7 +79,7 @@ def test_children_may_be_started_before_the_size_is_known():
 
 
 def test_closing_leaves_arrays_usable_and_gives_the_memory_back_with_the_last(monkeypatch):
-    descriptors = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     segment = Segment.create(1 << 20, "closing-test")
     array = segment.array((1 << 17,), "int64")
     words = segment.words("q", 8)
@@ -90,7 +91,7 @@ def test_closing_leaves_arrays_usable_and_gives_the_memory_back_with_the_last(mo
     del array, words
     gc.collect()
     assert "rookery-closing-test" not in Path("/proc/self/maps").read_text()
-    assert set(os.listdir("/proc/self/fd")) == descriptors
+    assert descriptors() == before
     with pytest.raises(ValueError, match="closed"):
         segment.array((1,), "int64")
 

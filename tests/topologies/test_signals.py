@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support_descriptors import descriptors
 
 from rookery.pipes.channel import pair, wait
 from rookery.topologies.signals import ECHO, Signals
@@ -26,15 +27,16 @@ def test_a_signal_becomes_an_exit_code_and_nothing_is_raised(number, code):
 
 def test_the_old_handlers_come_back():
     before = [signal.getsignal(number) for number in OURS]
-    descriptors = set(os.listdir("/proc/self/fd"))
+    opened = descriptors()
     wakeup = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup)
     with Signals():
         assert [signal.getsignal(number) for number in OURS] != before
+        assert descriptors() > opened
     assert [signal.getsignal(number) for number in OURS] == before
     assert signal.set_wakeup_fd(-1) == wakeup
     signal.set_wakeup_fd(wakeup)
-    assert set(os.listdir("/proc/self/fd")) == descriptors
+    assert descriptors() == opened
 
 
 def test_the_old_handlers_come_back_after_an_error():

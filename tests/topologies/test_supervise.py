@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support_descriptors import descriptors
 
 from rookery.errors import RookeryError
 from rookery.pipes.channel import ChannelClosed, wait
@@ -158,10 +159,10 @@ def test_a_module_that_does_not_exist_is_a_worker_that_has_ended(start):
 
 def test_a_program_that_cannot_be_started_leaves_no_descriptor(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(RookeryError, match=r"cannot start actor\[0\]"):
         Worker.start("scripted_worker", "actor[0]", {}, {}, tmp_path / "log")
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 def test_a_message_that_cannot_be_sent_leaves_no_process(tmp_path, monkeypatch):
@@ -351,10 +352,10 @@ def test_twenty_starts_leak_no_descriptor_and_no_process(tmp_path):
         return [worker.pid for worker in workers]
 
     batch(1)
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     pids = [pid for _ in range(5) for pid in batch(4)]
     assert len(set(pids)) == 20
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
