@@ -20,7 +20,7 @@ from rookery import tree
 from rookery.algorithms.base import Algorithm
 from rookery.envs.gate import find_nonfinite
 from rookery.envs.lanes import LaneFault, Lanes
-from rookery.errors import EnvError
+from rookery.errors import EnvError, NumericError
 from rookery.seeding import seed_of
 from rookery.types import DataPlan, EnvSpec, Episode, Explore, Unroll
 
@@ -98,10 +98,13 @@ class Actor:
                         state = output.state if live.all() else _zeroed(output.state, live)
                         live = ~(terminated | truncated)
         except LaneFault as fault:
-            # A bad observation makes bad actions, and an environment that chokes on one is not the cause.
+            # A bad observation makes bad actions, and an environment that chokes on one is not the cause; nor is one
+            # that chokes on the action of a policy that has diverged.
+            out.action[row] = action
             first = find_nonfinite(tree.map(lambda rows: rows[: row + 1], out.obs), out.reward[:row])
             if first is not None:
                 raise self._nonfinite(first, row, out) from fault
+            self._check_actions(out, row)
             raise self._located(fault, fault.lane, row, live_steps(out, row), rows_of=out) from fault
         self._state = tree.map(torch.clone, state)
         self._obs = tree.map(lambda rows: rows[-1].copy(), out.obs)
@@ -116,6 +119,7 @@ class Actor:
         bad = find_nonfinite(out.obs, out.reward)
         if bad is not None:
             raise self._nonfinite(bad, self.plan.unroll, out)
+        self._check_actions(out, self.plan.unroll - 1)
         report = ActorReport(live_steps(out, self.plan.unroll))
         total = self._total + np.cumsum(points, axis=0, dtype=np.float64)
         length = self._length + np.cumsum(out.live, axis=0)
@@ -133,8 +137,22 @@ class Actor:
 
     def _nonfinite(self, bad: tuple[int, int, str], rows: int, out: Unroll) -> EnvError:
         row, lane, what = bad
+        self._check_actions(out, row)
         fault = LaneFault(lane, f"returned {what}", reason="nonfinite")
         return self._located(fault, lane, row, live_steps(out, rows), rows_of=out)
+
+    def _check_actions(self, out: Unroll, row: int) -> None:
+        """NumericError if up to this row the policy made of sound observations what is no number."""
+        action = out.action[: row + 1]
+        if not np.issubdtype(action.dtype, np.floating) or np.isfinite(action).all():
+            return
+        at, lane = (int(i) for i in np.argwhere(~np.isfinite(action))[0][:2])
+        if find_nonfinite(tree.map(lambda rows: rows[: at + 1], out.obs), out.reward[:at]) is None:
+            raise NumericError(
+                f"the policy chose {action[at, lane]} in environment {self.lanes.spec.id} (actor {self.index}, lane "
+                f"{self.first_lane + lane}, unroll {self.sequence}): it has diverged; the last good checkpoint was "
+                "kept. Lower the step sizes, or scale the rewards"
+            )
 
     def _located(self, fault: LaneFault, lane: int, row: int, steps: int, rows_of: Unroll | None = None) -> EnvError:
         """The fault with its address: environment, lane, episode, step."""

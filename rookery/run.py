@@ -6,12 +6,14 @@ A run is a folder: config.json, metrics.jsonl, checkpoints/, logs/, summary.json
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import re
 import shutil
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import msgspec
 import torch
 
 from rookery import checkpoint
+from rookery.claim import claimed
 from rookery.config import RunConfig
 from rookery.errors import INTERRUPT, REQUEUE, CheckpointError, EnvError, RookeryError, StorageError, UsageError
 from rookery.journal import Journal
@@ -27,6 +30,7 @@ from rookery.learner import Learner
 from rookery.metrics.panel import Panel
 from rookery.metrics.sink import Sinks
 from rookery.nets.torso import bf16_is_emulated
+from rookery.ranges import within
 from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
 from rookery.registry import build_algorithm, check_trusted, decode_config, encode_config
@@ -64,29 +68,31 @@ def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
     """
     if not isinstance(recipe, RunConfig) and not env:
         raise UsageError('which environment? train("ppo", env="CartPole-v1")')
-    config = recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields)
-    check(config)
+    config = check(recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields))
     config = replace(config, out=config.out or _folder_name(config))
     folder = Path(config.out)
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
-    _open_folder(folder, config)
-    try:
-        return _execute(config, folder, saved=None)
-    except (UsageError, Stopped):  # nothing has begun: the same command, corrected or later, shall find the place free
-        _clear_folder(folder, before)
-        raise
-    except RookeryError as error:
-        error.add_note(f"run folder: {folder}")
-        raise
+    with _opened(folder):
+        _write(folder / "config.json", encode_config(config))
+        try:
+            return _execute(config, folder, saved=None)
+        except (UsageError, Stopped):  # nothing has begun: the same command, corrected or later, finds the place free
+            _clear_folder(folder, before)
+            raise
+        except RookeryError as error:
+            error.add_note(f"run folder: {folder}")
+            raise
 
 
 def resume(path: str | Path, trust: tuple[str, ...] = (), **fields: Any) -> Run:
-    """Go on with a run where its newest complete checkpoint ends. `env_steps=...` extends it."""
+    """Go on with a run where its newest complete checkpoint ends, or from the start if it has none yet.
+
+    `env_steps=...` extends it.
+    """
     folder = Path(path)
     before = read_config(folder, trust)
     # A fault plan was for the life that ended; the next one is not struck again unless asked to be.
-    config = with_fields(before, {"fault_plan": ""} | fields)
-    check(config)
+    config = check(with_fields(before, {"fault_plan": ""} | fields))
     for name in ("actors", "envs_per_actor"):
         if getattr(config, name) != getattr(before, name):
             raise UsageError(
@@ -95,25 +101,24 @@ def resume(path: str | Path, trust: tuple[str, ...] = (), **fields: Any) -> Run:
             )
     if ":" in config.env:
         check_trusted(config.env.partition(":")[0], trust)
-    saved, skipped = checkpoint.newest(folder / "checkpoints")
-    _write(folder / "config.json", encode_config(config))
-    try:
-        return _execute(config, folder, saved, skipped)
-    except (UsageError, CheckpointError):  # it cannot be resumed like this: as it was, it still can
-        _write(folder / "config.json", encode_config(before))
-        raise
+    with claimed(folder):
+        saved, notes = None, ["the run had no checkpoint yet: it begins anew"]
+        if checkpoint.all_steps(folder / "checkpoints"):
+            saved, notes = checkpoint.newest(folder / "checkpoints")
+        _write(folder / "config.json", encode_config(config))
+        try:
+            return _execute(config, folder, saved, notes)
+        except (UsageError, CheckpointError):  # it cannot be resumed like this: as it was, it still can
+            _write(folder / "config.json", encode_config(before))
+            raise
 
 
-def check(config: RunConfig) -> None:
-    """Refuse what cannot be run, before anything is written or started."""
-    for name in ("env_steps", "actors", "envs_per_actor"):
-        if getattr(config, name) < 1:
-            raise UsageError(f"{name} is {getattr(config, name)}; at least 1 is needed")
-    for name in ("every", "keep"):
-        if getattr(config.checkpoint, name) < 1:
-            raise UsageError(f"checkpoint.{name} is {getattr(config.checkpoint, name)}; at least 1 is needed")
+def check(config: RunConfig) -> RunConfig:
+    """The config as it will be written; what cannot be run is refused, before anything is written or started."""
+    config = within(config, kind=RunConfig[type(config.algo)])
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("there is no CUDA device here (or this build of torch has no CUDA); use --device cpu")
+    return config
 
 
 def read_config(folder: Path, trust: tuple[str, ...] = ()) -> RunConfig:
@@ -152,6 +157,8 @@ def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | Non
             threads.restore()
         journal.report(force=True)
         code = signals.requested or 0
+        if not job.learner.updates:
+            journal.say(_NO_UPDATE)
         reason = {0: journal.finished() or "done", INTERRUPT: "interrupted", REQUEUE: "requeue"}[code]
         summary = journal.summary(reason, job.learner.updates, job.learner.skipped)
     _write(folder / "summary.json", json.dumps(summary, indent=2).encode())
@@ -164,19 +171,35 @@ def _warnings(config: RunConfig) -> list[str]:
     return []
 
 
+_NO_UPDATE = (
+    "the run ended before its first update, nothing was learnt: take more steps (--env-steps), or begin earlier "
+    "(--algo.replay.min-size, --algo.unroll)"
+)
+
+
 def _folder_name(config: RunConfig) -> str:
     env = re.sub(r"[^A-Za-z0-9]+", "-", config.env).strip("-")
-    return f"runs/{config.recipe}-{env}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"runs/{config.recipe}-{env}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return next(
+        each
+        for each in itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
+        if not os.path.exists(each)
+    )
 
 
-def _open_folder(folder: Path, config: RunConfig) -> None:
-    if (folder / "config.json").exists():
-        raise UsageError(f"{folder} already holds a run; resume it (rookery resume {folder}) or choose another --out")
+@contextmanager
+def _opened(folder: Path) -> Iterator[None]:
+    """A folder for a new run, ours alone."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "config.json", encode_config(config))
     except OSError as error:
-        raise StorageError(f"cannot write the run folder {folder}: {error}") from error
+        raise StorageError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
+    with claimed(folder):
+        if (folder / "config.json").exists():
+            raise UsageError(
+                f"{folder} already holds a run; resume it (rookery resume {folder}) or choose another --out"
+            )
+        yield
 
 
 def _clear_folder(folder: Path, before: set[str] | None) -> None:
@@ -196,5 +219,8 @@ def _clear_folder(folder: Path, before: set[str] | None) -> None:
 def _write(path: Path, data: bytes) -> None:
     """Whole or not at all."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error

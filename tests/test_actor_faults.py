@@ -11,7 +11,8 @@ from support_lanes import BOX, RESET, SMALL, ScriptedLanes, build, columns, scri
 from rookery.actor import Actor
 from rookery.algorithms.ppo import PPO
 from rookery.config import NetConfig
-from rookery.errors import EnvError
+from rookery.envs.lanes import LaneFault
+from rookery.errors import EnvError, NumericError
 
 T, B = SMALL.unroll, 4
 GRU = NetConfig(hidden=(8,), core="gru", core_size=5)
@@ -115,3 +116,50 @@ def test_after_a_fault_a_reset_begins_anew():
     assert report.steps == columns(T)[:, :, 2].sum()
     first, second = actor.lanes.seeds
     assert not set(first) & set(second), "a restart must not repeat the episodes that failed"
+
+
+class Sick(PPO):
+    """A policy that chooses NaN in lane 1 from the `after`th action on."""
+
+    after = 4
+    acted = 0
+
+    def act(self, nets, obs, state, explore):
+        output = super().act(nets, obs, state, explore)
+        self.acted += 1
+        if self.acted > self.after:
+            output.action[1] = np.nan
+        return output
+
+
+def sick(faults: dict | None = None, fragile: bool = False) -> Exception:
+    lanes = ScriptedLanes(action=BOX, faults=faults)
+    rig = build(lambda: lanes)
+    algorithm = Sick(rig.algorithm.config, rig.algorithm.net, lanes.spec, lanes.count)
+    actor = Actor(algorithm, rig.learner.nets, lanes, seed=1, index=2)
+    actor.reset()
+    if fragile:  # an environment that does not take such an action
+        step = lanes.step
+        lanes.step = lambda action: step(action) if np.isfinite(action).all() else _refuse()
+    with pytest.raises((EnvError, NumericError)) as caught:
+        for _ in range(3):
+            actor.unroll(rig.buffers[0], 0)
+    return caught.value
+
+
+def _refuse():
+    raise LaneFault(1, "raised in step", ValueError("a number, please"))
+
+
+@pytest.mark.parametrize("fragile", [False, True], ids=["spreads", "refused"])
+def test_a_policy_that_has_diverged_is_not_the_environments_fault(fragile):
+    error = sick(fragile=fragile)
+    assert isinstance(error, NumericError)
+    assert "the policy chose" in str(error) and f"actor 2, lane {2 * B + 1}, unroll 0" in str(error)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_bad_observation_that_came_first_is(step):
+    """The action that a policy makes of it is not finite either, and an environment may choke on that one."""
+    error = sick(faults={(1, 0, step): "nan_obs"})
+    assert isinstance(error, EnvError) and "returned an observation of nan" in str(error)

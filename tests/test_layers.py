@@ -14,10 +14,10 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "rookery"
 
-BASE = {"types", "tree", "errors", "config", "seeding"}
+BASE = {"types", "tree", "errors", "config", "ranges", "seeding"}
 CONTRACT = "algorithms.base"
 SERVICES = {"actor", "learner", "journal", "pipes", "metrics", "checkpoint", "evaluate"}
-SERVICES |= {"codec", "files", "memory_file", "policy", "producer", "record", "registry", "weights"}
+SERVICES |= {"claim", "codec", "files", "memory_file", "policy", "producer", "record", "registry", "weights"}
 TOP = {"recipes", "cli", "run", "__init__", "__main__"}
 EVERYTHING = {*BASE, "ops", "nets", "envs", "replay", "algorithms", *SERVICES, "topologies", *TOP}
 
@@ -25,7 +25,8 @@ EVERYTHING = {*BASE, "ops", "nets", "envs", "replay", "algorithms", *SERVICES, "
 MAY_IMPORT: dict[str, set[str]] = {
     "types": {"config"},
     "errors": set(),
-    "config": set(),
+    "config": {"ranges"},
+    "ranges": {"errors"},
     "seeding": set(),
     "tree": {"types"},
     "ops": set(),

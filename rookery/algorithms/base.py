@@ -18,6 +18,7 @@ from torch import nn
 
 from rookery.config import NetConfig
 from rookery.nets.optimizer import Optimizer
+from rookery.ranges import within
 from rookery.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Tree
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]  # sum over ranks; the identity in one process
@@ -31,7 +32,8 @@ class Algorithm(ABC):
     max_grad_norm: float = math.inf  # clip of each group's gradient norm
 
     def __init__(self, config: Any, net: NetConfig, spec: EnvSpec, lanes: int):
-        self.config, self.net, self.spec, self.lanes = config, net, spec, lanes
+        self.config, self.net = within(config, "algo."), within(net, "net.")
+        self.spec, self.lanes = spec, lanes
 
     @abstractmethod
     def nets(self) -> nn.ModuleDict: ...

@@ -54,6 +54,7 @@ from rookery.ops.qlearning import nstep
 from rookery.ops.returns import discounts
 from rookery.ops.slope import clipped_slope
 from rookery.ops.value import value_loss
+from rookery.ranges import Count, NotNegative, Part, Positive, Share, Whole
 from rookery.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
 
 POINTS = 4  # that stand for each component of a target mixture
@@ -62,39 +63,39 @@ MEMORY = ReplayConfig(min_size=1_000, batch=256, samples_per_insert=32.0)  # Acm
 
 @dataclass(frozen=True)
 class DPGConfig:
-    unroll: int = 4  # steps per environment between two looks of an actor at its surroundings
+    unroll: Count = 4  # steps per environment between two looks of an actor at its surroundings
     replay: ReplayConfig = field(default_factory=lambda: MEMORY)  # the memory
-    gamma: float = 0.99  # discount
-    n_step: int = 5  # steps before the bootstrap
+    gamma: Share = 0.99  # discount
+    n_step: Count = 5  # steps before the bootstrap
     critic: Literal["scalar", "categorical", "mixture"] = "categorical"  # what is known of the return
-    atoms: int = 51  # of a categorical critic
+    atoms: Whole = 51  # of a categorical critic
     v_min: float = -150.0  # lowest return: first atom; start and unit of a mixture
     v_max: float = 150.0  # highest return
-    components: int = 5  # Gaussians of a mixture
-    actor_lr: float = 1e-4  # Adam's step size, policy
-    critic_lr: float = 1e-4  # Adam's step size, critic
-    critic_l2: float = 0.0  # penalty on the critic's weights (half the sum of squares)
-    adam_eps: float = 1e-8  # Adam's epsilon
+    components: Count = 5  # Gaussians of a mixture
+    actor_lr: NotNegative = 1e-4  # Adam's step size, policy
+    critic_lr: NotNegative = 1e-4  # Adam's step size, critic
+    critic_l2: NotNegative = 0.0  # penalty on the critic's weights (half the sum of squares)
+    adam_eps: NotNegative = 1e-8  # Adam's epsilon
     clip_action_gradient: Literal["none", "element", "norm"] = "norm"  # how dq/da is clipped: Ape-X element, D4PG norm
-    action_gradient_bound: float = 1.0  # to what
-    max_grad_norm: float = 40.0  # clip of the gradient's norm, policy and critic each
+    action_gradient_bound: Positive = 1.0  # to what
+    max_grad_norm: Positive = 40.0  # clip of the gradient's norm, policy and critic each
     noise: Literal["gaussian", "ou"] = "gaussian"  # of actions: independent, or drifting (DDPG)
-    noise_scale: float = 0.3  # deviation of the noise; actions span [-1, 1]
+    noise_scale: NotNegative = 0.3  # deviation of the noise; actions span [-1, 1]
     noise_ladder: bool = False  # environments explore less and less, from noise_scale down to 1/32 of it
-    ou_theta: float = 0.15  # share of drifting noise that is forgotten in each step
+    ou_theta: Part = 0.15  # share of drifting noise that is forgotten in each step
     random_start: bool = False  # uniformly random actions until the first update
-    target_period: int = 100  # updates between two copies to the target networks; 0: follow softly
-    tau: float = 0.005  # share of the way the target networks follow in each update, if target_period is 0
-    actor_hidden: tuple[int, ...] = (300, 200)  # layers of the policy
-    critic_hidden: tuple[int, ...] = (400, 300)  # layers of the critic
+    target_period: Whole = 100  # updates between two copies to the target networks; 0: follow softly
+    tau: Part = 0.005  # share of the way the target networks follow in each update, if target_period is 0
+    actor_hidden: tuple[Count, ...] = (300, 200)  # layers of the policy
+    critic_hidden: tuple[Count, ...] = (400, 300)  # layers of the critic
     layer_norm: bool = True  # the first layer is linear, LayerNorm, tanh
     activation: Activation = "relu"  # of the other layers
     second_torso: tuple[str, ...] = ()  # observations that get a torso of their own (parkour networks); none: standard
-    refresh: int = 0  # steps of an actor process between two looks at the weights; 0, or taking turns: every unroll
-    sequence: int = 20  # rows trained on per item, with a recurrent core
-    burn_in: int = 10  # rows before them that only warm the recurrent state up
-    overlap: int = 10  # rows that a sequence shares with the next one
-    eta: float = 0.9  # weight of the largest error in a sequence's priority, against the mean
+    refresh: Whole = 0  # steps of an actor process between two looks at the weights; 0, or taking turns: every unroll
+    sequence: Count = 20  # rows trained on per item, with a recurrent core
+    burn_in: Whole = 10  # rows before them that only warm the recurrent state up
+    overlap: Whole = 10  # rows that a sequence shares with the next one
+    eta: Share = 0.9  # weight of the largest error in a sequence's priority, against the mean
 
 
 @dataclass(frozen=True)
@@ -381,20 +382,11 @@ def _check(config: DPGConfig, net: NetConfig, spec: EnvSpec) -> None:
             "enough, rescale them with gymnasium.wrappers.RescaleAction or a wrapper of your own",
             stacklevel=3,
         )
-    soft, recurrent, ranged = config.target_period == 0, net.core != "none", config.critic != "scalar"
+    recurrent, ranged = net.core != "none", config.critic != "scalar"
     for name, fine, must in (
-        ("unroll", config.unroll >= 1, "1 or more"),
-        ("n_step", config.n_step >= 1, "1 or more"),
         ("atoms", config.atoms >= 2, "2 or more"),
-        ("components", config.components >= 1, "1 or more"),
         ("v_min", config.v_min < config.v_max or not ranged, f"below algo.v_max, {config.v_max}"),
-        ("target_period", config.target_period >= 0, "updates between two copies, or 0 to follow softly by algo.tau"),
-        ("tau", 0 < config.tau <= 1 or not soft, "a share above 0, at most 1, where algo.target_period is 0"),
-        ("noise_scale", config.noise_scale >= 0, "0 or more"),
-        ("ou_theta", 0 < config.ou_theta <= 1, "above 0, at most 1"),
-        ("action_gradient_bound", config.action_gradient_bound > 0, "above 0"),
-        ("burn_in", config.burn_in >= 0, "0 or more"),
-        ("overlap", 0 <= config.overlap < config.sequence or not recurrent, f"below algo.sequence, {config.sequence}"),
+        ("overlap", config.overlap < config.sequence or not recurrent, f"below algo.sequence, {config.sequence}"),
     ):
         if not fine:
             raise UsageError(f"algo.{name} is {getattr(config, name)}; it must be {must}")

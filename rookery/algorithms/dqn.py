@@ -42,47 +42,48 @@ from rookery.ops.qlearning import at_action, huber, nstep, td_target
 from rookery.ops.returns import discounts
 from rookery.ops.schedule import linear
 from rookery.ops.value import value_loss
+from rookery.ranges import Count, NotNegative, Part, Positive, Share, Whole
 from rookery.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
 
 
 @dataclass(frozen=True)
 class DQNConfig:
-    unroll: int = 4  # steps per environment between two insertions into the memory
+    unroll: Count = 4  # steps per environment between two insertions into the memory
     replay: ReplayConfig = field(default_factory=ReplayConfig)  # the memory
-    gamma: float = 0.99  # discount
-    n_step: int = 1  # rewards summed before the value of a later state is trusted
-    lr: float = 6.25e-5  # the optimiser's step size
-    lr_end: float | None = None  # step size at the end of the run, reached linearly; none: constant
+    gamma: Share = 0.99  # discount
+    n_step: Count = 1  # rewards summed before the value of a later state is trusted
+    lr: NotNegative = 6.25e-5  # the optimiser's step size
+    lr_end: NotNegative | None = None  # step size at the end of the run, reached linearly; none: constant
     optimizer: Literal["adam", "rmsprop", "adagrad"] = "adam"  # rmsprop is centered and TensorFlow's
-    optimizer_eps: float = 1.5e-4  # the optimiser's epsilon; under the root for rmsprop
-    decay: float = 0.95  # of rmsprop's averages
-    momentum: float = 0.0  # of rmsprop
-    max_grad_norm: float = 10.0  # clip of the gradient's norm
+    optimizer_eps: NotNegative = 1.5e-4  # the optimiser's epsilon; under the root for rmsprop
+    decay: Share = 0.95  # of rmsprop's averages
+    momentum: Share = 0.0  # of rmsprop
+    max_grad_norm: Positive = 10.0  # clip of the gradient's norm
     double: bool = True  # the online net chooses the next action, the target net values it
     dueling: bool = False  # value and advantages from two streams
-    stream: int = 0  # units of the hidden layer of the head, or of each stream; 0: none
+    stream: Whole = 0  # units of the hidden layer of the head, or of each stream; 0: none
     shared_bias: bool = False  # one bias for all actions in the last layer (tuned double DQN)
     trunk_scale: bool = False  # multiply the gradient that enters the torso by 1/sqrt(2), for dueling
-    atoms: int = 0  # atoms of a distribution of returns (C51: 51); 0: values are numbers
+    atoms: Whole = 0  # atoms of a distribution of returns (C51: 51); 0: values are numbers
     v_min: float = -10.0  # return of the first atom
     v_max: float = 10.0  # return of the last atom
     noisy: bool = False  # the head explores by noise in its weights; set both epsilons to 0 then
-    noisy_sigma: float = 0.5  # deviation that noisy weights start with, times 1/sqrt(fan-in)
+    noisy_sigma: Positive = 0.5  # deviation that noisy weights start with, times 1/sqrt(fan-in)
     rescale: bool = False  # learn values on R2D2's scale of square roots, instead of clipping rewards
     loss: Literal["huber", "square"] = "huber"  # of the error; a distribution has the cross-entropy
-    huber: float = 1.0  # errors beyond this have the gradient of this one
-    target_period: int = 2500  # updates between two copies to the target net
-    epsilon_start: float = 1.0  # share of random actions, until the first update
-    epsilon_end: float = 0.01  # share that it falls to, linearly
-    epsilon_share: float = 0.1  # share of the run over which it falls
+    huber: Positive = 1.0  # errors beyond this have the gradient of this one
+    target_period: Count = 2500  # updates between two copies to the target net
+    epsilon_start: Share = 1.0  # share of random actions, until the first update
+    epsilon_end: Share = 0.01  # share that it falls to, linearly
+    epsilon_share: Part = 0.1  # share of the run over which it falls
     ladder: bool = False  # every environment has an epsilon of its own, constant (Ape-X), instead of the schedule
-    ladder_epsilon: float = 0.4  # the largest of them
-    ladder_alpha: float = 7.0  # the smallest is the largest to the power of 1 + this
-    refresh: int = 0  # steps of an actor process between two looks at the weights; 0, or taking turns: every unroll
-    sequence: int = 80  # rows trained on per item, with a recurrent core
-    burn_in: int = 40  # rows before them that only warm the recurrent state up
-    overlap: int = 40  # rows that a sequence shares with the next one of its episode
-    eta: float = 0.9  # a sequence's priority is eta times its largest error and the rest its mean one
+    ladder_epsilon: Share = 0.4  # the largest of them
+    ladder_alpha: NotNegative = 7.0  # the smallest is the largest to the power of 1 + this
+    refresh: Whole = 0  # steps of an actor process between two looks at the weights; 0, or taking turns: every unroll
+    sequence: Count = 80  # rows trained on per item, with a recurrent core
+    burn_in: Whole = 40  # rows before them that only warm the recurrent state up
+    overlap: Whole = 40  # rows that a sequence shares with the next one of its episode
+    eta: Share = 0.9  # a sequence's priority is eta times its largest error and the rest its mean one
 
 
 @dataclass(frozen=True)
@@ -332,17 +333,6 @@ def _check(config: DQNConfig, spec: EnvSpec, recurrent: bool) -> None:
         kind = {"box": "continuous (a box)", "multi": "several choices at once (multi)"}[spec.action.kind]
         fix = "for boxes use ddpg, d4pg, apex_dpg or ppo" if spec.action.kind == "box" else "use ppo"
         raise UsageError(f"DQN needs discrete actions, one value each, and those of {spec.id} are {kind}; {fix}")
-    least = {"unroll": 1, "n_step": 1, "target_period": 1, "stream": 0, "refresh": 0}
-    least |= {"sequence": 1, "burn_in": 0, "overlap": 0} if recurrent else {}
-    for name, value in least.items():
-        if getattr(config, name) < value:
-            raise UsageError(f"algo.{name} is {getattr(config, name)}; it must be {value} or more")
-    for name in ("gamma", "epsilon_start", "epsilon_end", "epsilon_share", "ladder_epsilon", "eta"):
-        if not 0 <= getattr(config, name) <= 1:
-            raise UsageError(f"algo.{name} is {getattr(config, name)}; it must be between 0 and 1")
-    for name in ("epsilon_share", "huber", "noisy_sigma"):
-        if getattr(config, name) <= 0:
-            raise UsageError(f"algo.{name} is {getattr(config, name)}; it must be above 0")
     if recurrent and config.overlap >= config.sequence:
         raise UsageError(f"algo.overlap {config.overlap} must be less than algo.sequence {config.sequence}")
     if config.atoms and (config.atoms < 2 or config.v_min >= config.v_max):

@@ -33,29 +33,30 @@ from rookery.ops.policy import clip_fraction, clipped_surrogate, kl_estimate
 from rookery.ops.returns import discounts, gae
 from rookery.ops.schedule import linear
 from rookery.ops.value import clipped_value_loss, explained_variance, value_loss
+from rookery.ranges import Count, NotNegative, Positive, Share
 from rookery.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Queue, Tree, Unroll
 
 
 @dataclass(frozen=True)
 class PPOConfig:
-    unroll: int = 128  # steps per environment and update
-    chunk: int = 16  # rows per training sequence with a recurrent core
-    epochs: int = 4  # passes over a batch
-    minibatches: int = 4  # pieces per pass
-    lr: float = 2.5e-4  # Adam's step size
-    lr_end: float = 0.0  # step size at the end of the run, reached linearly
-    adam_eps: float = 1e-5  # Adam's epsilon
-    gamma: float = 0.99  # discount
-    lam: float = 0.95  # GAE's lambda
-    clip: float = 0.2  # ratio clip, eq. 7
-    clip_end: float | None = None  # clip at the end of the run, reached linearly; none: constant
-    value_clip: float | None = None  # clip of the value's change; none: plain squared error
-    value_coef: float = 0.5  # weight of the value loss
-    entropy: float = 0.01  # weight of the entropy bonus
-    entropy_end: float | None = None  # weight at the end of the run, reached linearly; none: constant
-    max_grad_norm: float = 0.5  # clip of the gradient's norm
+    unroll: Count = 128  # steps per environment and update
+    chunk: Count = 16  # rows per training sequence with a recurrent core
+    epochs: Count = 4  # passes over a batch
+    minibatches: Count = 4  # pieces per pass
+    lr: NotNegative = 2.5e-4  # Adam's step size
+    lr_end: NotNegative = 0.0  # step size at the end of the run, reached linearly
+    adam_eps: NotNegative = 1e-5  # Adam's epsilon
+    gamma: Share = 0.99  # discount
+    lam: Share = 0.95  # GAE's lambda
+    clip: Positive = 0.2  # ratio clip, eq. 7
+    clip_end: NotNegative | None = None  # clip at the end of the run, reached linearly; none: constant
+    value_clip: Positive | None = None  # clip of the value's change; none: plain squared error
+    value_coef: NotNegative = 0.5  # weight of the value loss
+    entropy: NotNegative = 0.01  # weight of the entropy bonus
+    entropy_end: NotNegative | None = None  # weight at the end of the run, reached linearly; none: constant
+    max_grad_norm: Positive = 0.5  # clip of the gradient's norm
     normalize_advantage: bool = True  # zero mean, unit deviation over the batch
-    target_kl: float | None = None  # ends an update once the policy has moved this far
+    target_kl: Positive | None = None  # ends an update once the policy has moved this far
     scale_reward: bool = False  # divide rewards by the running deviation of the discounted return
 
 
@@ -89,9 +90,6 @@ class PPO(Algorithm):
         self.stop_above = math.inf if config.target_kl is None else config.target_kl
         # Tensors, not numbers: schedules change them, and a compiled loss would be compiled anew for each number.
         self.clip, self.entropy = torch.tensor(config.clip), torch.tensor(config.entropy)
-        for name in ("unroll", "chunk", "epochs", "minibatches"):
-            if getattr(config, name) < 1:
-                raise UsageError(f"algo.{name} is {getattr(config, name)}; it must be 1 or more")
         rows = config.unroll * lanes
         if self.recurrent and config.unroll % config.chunk:
             raise UsageError(f"algo.unroll {config.unroll} is not a multiple of algo.chunk {config.chunk}")

@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(words)
     except SystemExit as end:  # help
-        return int(end.code or 0)
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
     except RookeryError as error:
         if "--debug" in words:
             traceback.print_exc()

@@ -41,6 +41,8 @@ def evaluate(words: list[str]) -> int:
     args = parse(Eval, words, "rookery eval", "Play whole episodes: unclipped rewards, fixed seeds, frozen statistics.")
     if args.episodes < 1 or args.envs < 1:
         raise UsageError("--episodes and --envs must be at least 1")
+    if not 0 <= args.epsilon <= 1:
+        raise UsageError("--epsilon is a share of actions, from 0 to 1")
     config = open_run(args.run, args.trust, ["rookery", "eval", *words])
     with only_answer() if args.json else console().status(f"playing {args.episodes} episodes …"):
         result = _evaluation(args, config)
@@ -84,7 +86,7 @@ def divisor(episodes: int, most: int) -> int:
 
 def _store(folder: Path, result: Evaluation) -> Path:
     how = ("" if result.greedy else "-sampled") + (f"-epsilon{result.epsilon:g}" if result.epsilon else "")
-    path = folder / "eval" / f"{result.checkpoint}-{result.seed}{how}.json"
+    path = folder / "eval" / f"{result.checkpoint}-seed{result.seed}-episodes{result.episodes}{how}.json"
     try:
         path.parent.mkdir(exist_ok=True)
         temporary = path.with_name(path.name + ".tmp")
@@ -124,6 +126,8 @@ def record(words: list[str]) -> int:
     args = parse(Record, words, "rookery record", "Film episodes. Frames stream to ffmpeg; memory does not grow.")
     if args.episodes < 1 or args.max_steps < 1:
         raise UsageError("--episodes and --max-steps must be at least 1")
+    if not 0 <= args.fps <= 1000:
+        raise UsageError("--fps is a number of pictures per second, or 0 for what the environment says")
     config = open_run(args.run, args.trust, ["rookery", "record", *words])
     import torch
 

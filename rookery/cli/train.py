@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rookery.cli.flags import HELP
-from rookery.errors import CheckpointError, RookeryError, UsageError
+from rookery.cli.stop import answered, deferred
+from rookery.errors import RookeryError, UsageError
 
 if TYPE_CHECKING:
     from rookery.run import Run
@@ -21,6 +22,7 @@ TRAIN = """usage: rookery train RECIPE --env ID [fields of the run]
 
 RESUME = """usage: rookery resume RUN [fields of the run that shall differ]
 
+  rookery resume runs/a                          go on after a stop, a crash or a kill
   rookery resume runs/a --env-steps 200k         go on, to 200,000 steps in all
   rookery resume runs/a --help                   every field, with its value in that run"""
 
@@ -31,10 +33,12 @@ def train(words: list[str]) -> int:
         return 0
     if not words or words[0].startswith("-"):
         raise UsageError("which recipe? It comes first: rookery train ppo --env CartPole-v1")
-    from rookery.cli.configure import config_for
-    from rookery.run import train as run_train
+    with deferred():
+        from rookery.cli.configure import config_for
+        from rookery.run import train as run_train
 
-    return close(run_train(config_for(words[0], words[1:], f"rookery train {words[0]}")))
+    with answered():
+        return close(run_train(config_for(words[0], words[1:], f"rookery train {words[0]}")))
 
 
 def resume(words: list[str]) -> int:
@@ -43,10 +47,11 @@ def resume(words: list[str]) -> int:
         return 0
     if not words or words[0].startswith("-"):
         raise UsageError("which run? It comes first: rookery resume runs/...")
-    from rookery import checkpoint
-    from rookery.cli.configure import ABOUT, EXTRA, changes, read
-    from rookery.cli.runs import open_run, trusted
-    from rookery.run import resume as run_resume
+    with deferred():
+        from rookery import checkpoint
+        from rookery.cli.configure import ABOUT, EXTRA, changes, read
+        from rookery.cli.runs import open_run, trusted
+        from rookery.run import resume as run_resume
 
     path, prog = Path(words[0]), f"rookery resume {words[0]}"
     trust = trusted(words)
@@ -57,12 +62,11 @@ def resume(words: list[str]) -> int:
     if wrong := {"env", "out"} & set(fields):
         raise UsageError(f"--{wrong.pop()} belongs to the run and cannot change; train a new one instead")
     steps = max(checkpoint.all_steps(path / "checkpoints"), default=None)
-    if steps is None:
-        raise CheckpointError(f"{path} has no checkpoint yet; start it again with rookery train")
-    if steps >= new.env_steps:
+    if steps is not None and steps >= new.env_steps:
         print(f"{path} is complete with {steps:,} steps; --env-steps {2 * steps} would go on to {2 * steps:,}")
         return 0
-    return close(run_resume(path, trust, **fields))
+    with answered():
+        return close(run_resume(path, trust, **fields))
 
 
 def close(run: Run) -> int:
@@ -78,6 +82,8 @@ def close(run: Run) -> int:
         "return": _return(summary),
         "speed": f"{summary['steps_per_s']:,.0f} steps/s",
     }
+    if not summary["updates"]:
+        rows["learnt"] = "[yellow]nothing[/]: it ended before its first update (--env-steps, --algo.replay.min-size)"
     if summary["restarts"]:
         rows["replaced"] = f"{count(summary['restarts'], 'worker')}; the messages are in metrics.jsonl"
     if summary["return_mean"] is not None:

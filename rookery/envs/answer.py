@@ -39,7 +39,7 @@ def main() -> None:
         said = {"value": msgspec.to_builtins(answer(question))}
     except (UsageError, EnvError) as error:
         said = {"error": str(error), "code": error.exit_code}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         traceback.print_exc()
         words = f"environment {question['env']} raised when it was made: {type(error).__name__}: {error}"
         said = {"error": f"{words}\n{traceback.format_exc()}", "code": 3}

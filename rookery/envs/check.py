@@ -220,7 +220,7 @@ def _alone(config: Config, report: Report, rows: int) -> None:
         return
     try:
         outside, seconds = _walk(env, rows)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         report.errors.append(f"raised when stepped by itself: {type(error).__name__}: {error}")
         return
     finally:

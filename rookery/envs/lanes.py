@@ -111,7 +111,7 @@ class SyncLanes(Lanes):
             raise LaneFault(lane, str(error), reason="bad_shape") from error
         except LaneFault:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise LaneFault(lane, "raised in step", error) from error
         return obs_out, reward_out, terminated_out, truncated_out
 
@@ -120,7 +120,7 @@ class SyncLanes(Lanes):
         env = self.envs[lane]
         try:
             result = env.reset(seed=seed) if seed is not None else env.reset()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise LaneFault(lane, "raised in reset", error) from error
         try:
             if type(result) is not tuple or len(result) != 2:

@@ -212,6 +212,8 @@ def _building(env_id: str, kwargs: dict[str, Any]) -> Iterator[None]:
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise EnvError(f"{env_id} raised when it was made: TypeError: {error}", "env_raised") from error
+        if "render_mode" in kwargs and "'render_mode'" in str(error):
+            raise UsageError(f"{env_id} cannot be filmed: whoever makes it does not take render_mode") from error
         raise UsageError(f"{env_id} does not take these env_kwargs: {kwargs} ({error})") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(f"{env_id} raised when it was made: {type(error).__name__}: {error}", "env_raised") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,17 @@ class Counter(gymnasium.Env):
 
 
 Fault = Literal[
-    "none", "raise_init", "raise_reset", "raise_step", "nan_obs", "nan_reward", "bad_shape", "hang", "kill", "exit"
+    "none",
+    "raise_init",
+    "raise_reset",
+    "raise_step",
+    "nan_obs",
+    "nan_reward",
+    "bad_shape",
+    "hang",
+    "kill",
+    "exit",
+    "sys_exit",
 ]
 
 
@@ -137,6 +148,8 @@ class Faulty(gymnasium.Env):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "exit":
             os._exit(13)
+        if self.fault == "sys_exit":
+            sys.exit("scripted fault: sys_exit")
 
     def _strikes(self) -> bool:
         """Whether this environment is the one; creates the marker in the same breath, so that only one ever is."""

@@ -98,7 +98,7 @@ class VectorLanes(Lanes):
     def _call(self, verb: str, call: Any) -> Any:
         try:
             return call()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # The lanes are one object here: it does not say which of them it was.
             raise LaneFault(0, f"raised in {verb} (a vector environment: some lane)", error) from error
 

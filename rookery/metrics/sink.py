@@ -133,7 +133,10 @@ class Sinks:
         """The sinks of a run folder. `tensorboard` None: if it is installed; True: UsageError if it is not."""
         sinks: list[Sink] = [JsonlSink(Path(folder) / "metrics.jsonl")]
         if tensorboard or (tensorboard is None and tensorboard_installed()):
-            sinks.append(TensorBoardSink(Path(folder) / "tensorboard"))
+            try:
+                sinks.append(TensorBoardSink(Path(folder) / "tensorboard"))
+            except OSError as error:  # a viewer's trouble is not the run's
+                warnings.warn(f"no TensorBoard events, training goes on without: {error}", stacklevel=2)
         return cls(sinks)
 
     def write(self, record: Record) -> None:

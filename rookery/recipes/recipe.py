@@ -85,7 +85,10 @@ def with_fields(config: Any, fields: dict[str, Any]) -> Any:
         inner = getattr(config, head)
         if rest:
             nested.setdefault(head, {})[rest] = value
-        elif isinstance(value, dict) and dataclasses.is_dataclass(inner):
+        elif dataclasses.is_dataclass(inner) and not dataclasses.is_dataclass(value):
+            if not isinstance(value, dict):
+                first = dataclasses.fields(inner)[0].name
+                raise UsageError(f"{path} is a group of fields, give those to change: {path}={{{first!r}: ...}}")
             nested.setdefault(head, {}).update(value)
         else:
             plain[head] = value

@@ -317,11 +317,11 @@ def _check(plan: Replay, spec: EnvSpec) -> None:
             "remover 'inverse' frees items of any age, but image observations lie in a ring of frames that neighbours "
             "share, where only the oldest can go; use remover 'fifo' or 'soft'"
         )
-    for name in ("batch", "prefetch", "loaders", "remove_every"):
-        if getattr(memory, name) < 1:
-            raise UsageError(f"algo.replay.{name} is {getattr(memory, name)}; at least 1 is needed")
-    if not 0 < memory.min_size <= memory.capacity:
-        raise UsageError(f"min_size {memory.min_size} must be from 1 to the capacity, which is {memory.capacity}")
+    for name in ("min_size", "batch"):
+        if getattr(memory, name) > memory.capacity:
+            raise UsageError(
+                f"algo.replay.{name} is {getattr(memory, name)}; it must be at most the capacity, {memory.capacity}"
+            )
 
 
 def _largest(priorities: np.ndarray) -> float:

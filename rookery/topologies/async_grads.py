@@ -47,13 +47,15 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
         state = job.algorithm.initial_state(job.learner.nets, 1)
         shapes = handover_shapes(job.spec, plan, config.envs_per_actor, state)
         check_room(share(plan.table, config.actors), shapes, job.spec, config.actors)
-        _run(job, crew)
+        applier = Applier(job)
+        with job.rescuing(applier):
+            _run(job, crew, applier)
         return job
 
 
-def _run(job: Job, crew: Crew) -> None:
+def _run(job: Job, crew: Crew, applier: Applier) -> None:
     config, learner, journal = job.config, job.learner, job.journal
-    applier, whole = Applier(job), Whole(learner)
+    whole = Whole(learner)
     if config.actors > 1:
         job.threads.share(synchronous=False)
     crew.open(job, applier, {"gradient": ((whole.gradients,), "float32")}, config.actors, whole.size)

@@ -73,6 +73,11 @@ class Crew:
         stop_all([worker for worker in self._workers if worker is not None], STOP)
         for segment in self._segments.values():
             segment.close()
+        # The arrays hold the memory, and who holds the crew (signals, feed, job) is held by it: let go here, not when
+        # the collector comes by.
+        for name in ("slots", "_board", "_pulse"):
+            self.__dict__.pop(name, None)
+        self._job = self._feed = None
 
     def _kill(self) -> None:
         for worker in self._workers:

@@ -6,9 +6,11 @@ A topology decides who runs where and who hands what to whom; `feed.py` is what 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from torch import nn
@@ -16,7 +18,7 @@ from torch import nn
 from rookery import checkpoint
 from rookery.algorithms.base import Algorithm
 from rookery.config import RunConfig
-from rookery.errors import CheckpointError, LearnerError, NumericError, StorageError
+from rookery.errors import CheckpointError, EnvError, LearnerError, NumericError, RookeryError, StorageError
 from rookery.journal import Journal
 from rookery.learner import Learner
 from rookery.topologies.faults import FaultPlan
@@ -41,11 +43,14 @@ class Job:
     snapshots: list[dict[str, Any] | None] = field(default_factory=list)  # of the actors, when resumed
     sequences: list[int] = field(default_factory=list)  # unrolls that each actor has delivered
     resumed_at: int | None = None  # environment steps of the checkpoint we come from
+    clock: Callable[[], float] = monotonic
     _saved_at: int = 0
+    _saved_when: float = 0.0
     _mirror: Published | None = None
 
     def __post_init__(self) -> None:
         self.sequences = self.sequences or [0] * self.config.actors
+        self._saved_when = self.clock()
         plan = FaultPlan.parse(self.config.fault_plan).only("learner")
         if plan:
             self.learner.spoil = lambda updates: plan.fire("learner", update=updates) == "nan"
@@ -68,12 +73,14 @@ class Job:
             self._mirror.load(self.learner.published.read())
 
     def checkpoint_due(self) -> bool:
-        return self.journal.env_steps - self._saved_at >= self.config.checkpoint.every
+        """After so many steps, or so much time: an hour of a slow environment is not worth less than one of a fast."""
+        steps, limits = self.journal.env_steps - self._saved_at, self.config.checkpoint
+        return steps >= limits.every or (steps > 0 and self.clock() - self._saved_when >= 60 * limits.minutes)
 
     def save(self, feed: Any, snapshots: Snapshots, last: bool = False) -> None:
         """Write a checkpoint; a full disk is reported and training goes on, unless there is no next time."""
         journal = self.journal
-        self._saved_at = journal.env_steps
+        self._saved_at, self._saved_when = journal.env_steps, self.clock()
         try:
             with journal.split.stage("transfer"):
                 states = snapshots()  # first: an actor that fails here takes what it holds back with it
@@ -108,6 +115,22 @@ class Job:
             self.folder / "checkpoints", journal.env_steps, tensors | actor_tensors, meta,
             keep=self.config.checkpoint.keep, best=score,
         )  # fmt: skip
+
+    @contextmanager
+    def rescuing(self, feed: Any) -> Iterator[None]:
+        """Around the loop: if environments end the run, what was learnt since the last checkpoint is saved first."""
+        try:
+            yield
+        except EnvError as error:
+            if self.journal.env_steps > self._saved_at:
+                try:
+                    self.save(feed, lambda: [None] * self.config.actors, last=True)
+                    error.add_note(
+                        f"what was learnt is saved: repair the environment, then rookery resume {self.folder}"
+                    )
+                except RookeryError as trouble:
+                    error.add_note(f"what was learnt since the last checkpoint could not be saved: {trouble}")
+            raise
 
     def close(self, feed: Any, snapshots: Snapshots) -> None:
         """The last checkpoint, and the books."""

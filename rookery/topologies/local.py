@@ -41,11 +41,12 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
         feed = make_feed(job, shapes)
         crew.open(job, feed, shapes, count=config.actors * (1 if feed.synchronous else AHEAD))
         job.journal.begin()
-        if feed.synchronous:
-            _in_turns(job, crew, feed)
-        else:
-            assert isinstance(feed, ReplayFeed)
-            _at_once(job, crew, feed)
+        with job.rescuing(feed):
+            if feed.synchronous:
+                _in_turns(job, crew, feed)
+            else:
+                assert isinstance(feed, ReplayFeed)
+                _at_once(job, crew, feed)
         return job
 
 

@@ -54,20 +54,21 @@ def _run(job: Job, lanes: list[Lanes]) -> Job:
     job.threads.acting()
     for producer in producers:
         keeper.begin(producer)
-    while True:
-        if feed.can_sample():
-            feed.learn()
-            job.refresh()
-        elif job.checkpoint_due():
-            job.save(feed, snapshots)
-        elif job.goes_on():
-            job.threads.acting()
-            with journal.collecting(1) as told:
-                for producer, each in zip(producers, arrays):
-                    report = keeper.fill(producer, each)
-                    told(report)
-                    feed.insert(each, producer.index, report.pending)
-        else:
-            break
+    with job.rescuing(feed):
+        while True:
+            if feed.can_sample():
+                feed.learn()
+                job.refresh()
+            elif job.checkpoint_due():
+                job.save(feed, snapshots)
+            elif job.goes_on():
+                job.threads.acting()
+                with journal.collecting(1) as told:
+                    for producer, each in zip(producers, arrays):
+                        report = keeper.fill(producer, each)
+                        told(report)
+                        feed.insert(each, producer.index, report.pending)
+            else:
+                break
     job.close(feed, snapshots)
     return job

@@ -362,7 +362,7 @@ def report_failure(channel: Channel, error: BaseException) -> NoReturn:
         sys.stderr.flush()
     failure = {
         "op": "failed",
-        "error": f"{type(error).__name__}: {error}",
+        "error": str(error) if isinstance(error, RookeryError) else f"{type(error).__name__}: {error}",
         "reason": str(getattr(error, "reason", "worker_error")),
         "exit_code": int(getattr(error, "exit_code", 1)),
         "traceback": text,

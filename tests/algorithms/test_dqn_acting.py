@@ -254,7 +254,7 @@ def test_the_plan():
     assert (table.gamma, table.n_step, table.sequence, table.burn_in, table.refresh) == (0.9, 3, 0, 0, 100)
     deep = algorithm(NETS["lstm"], replay=ACTOR, unroll=5).plan()
     assert (deep.chunk, deep.table.sequence, deep.table.burn_in, deep.table.overlap) == (1, 4, 3, 2)
-    assert set(deep.extras) == {"q", "q_max"} and deep.table.memory is ACTOR
+    assert set(deep.extras) == {"q", "q_max"} and deep.table.memory == ACTOR
 
 
 @pytest.mark.parametrize("action, fix", [(BOX, "ddpg, d4pg, apex_dpg or ppo"), (MULTI, "ppo")])
@@ -288,7 +288,7 @@ def test_numbers_that_cannot_be_are_refused(changes, word):
 
 
 def test_rows_of_sequences_do_not_matter_without_a_core():
-    assert algorithm(sequence=0, overlap=99).plan().table.sequence == 0
+    assert algorithm(sequence=1, overlap=99).plan().table.sequence == 0
 
 
 def test_every_number_has_its_line_of_documentation():

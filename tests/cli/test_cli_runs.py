@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -9,7 +10,7 @@ from rookery import checkpoint
 from rookery.cli.main import main
 from rookery.cli.play import divisor
 from rookery.cli.runs import outside, trusted
-from rookery.errors import CheckpointError, UsageError
+from rookery.errors import UsageError
 from rookery.run import read_config
 
 
@@ -52,13 +53,6 @@ def test_resume_refuses_what_cannot_change(run, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
-def test_resume_without_a_checkpoint_is_a_checkpoint_error(run, capsys):
-    for each in (run / "checkpoints").iterdir():
-        each.rename(run / each.name)
-    assert main(["resume", str(run), "--env-steps", "9k"]) == CheckpointError.exit_code
-    assert "no checkpoint" in capsys.readouterr().err
-
-
 def test_help_for_a_run_has_its_own_values(run, capsys):
     assert main(["resume", str(run), "--help"]) == 0
     assert "in environment steps (default: 1500)" in re.sub(r"[\s│]+", " ", capsys.readouterr().out)
@@ -72,7 +66,7 @@ def test_eval_as_json_is_the_result_and_nothing_else(run, capfd):
     assert result["env_steps"] == newest(run)
     assert result["return_mean"] == pytest.approx(sum(result["returns"]) / 6)
     assert result["return_std"] >= 0
-    stored = run / "eval" / f"{result['checkpoint']}-11.json"
+    stored = run / "eval" / f"{result['checkpoint']}-seed11-episodes{result['episodes']}.json"
     assert json.loads(stored.read_text()) == result
 
 
@@ -92,8 +86,8 @@ def test_eval_with_random_actions_stands_beside_the_greedy_one(run, capsys):
     greedy, mixed, again = results
     assert greedy["epsilon"] == 0.0 and mixed["epsilon"] == 1.0
     assert mixed == again and mixed["returns"] != greedy["returns"]
-    names = {path.name for path in (run / "eval").glob("*-12*.json")}
-    assert names == {f"{greedy['checkpoint']}-12.json", f"{greedy['checkpoint']}-12-epsilon1.json"}
+    names = {path.name for path in (run / "eval").glob("*-seed12*.json")}
+    assert names == {f"{greedy['checkpoint']}-seed12-episodes4{how}.json" for how in ("", "-epsilon1")}
 
 
 def test_eval_refuses_an_epsilon_that_is_no_share(run, capsys):
@@ -179,3 +173,24 @@ def test_episodes_are_shared_evenly():
 
 def newest(run) -> int:
     return max(checkpoint.all_steps(run / "checkpoints"))
+
+
+def test_a_run_without_an_update_is_not_called_a_success(tmp_path, capsys):
+    words = ["--env-steps", "200", "--algo.replay.min-size", "1000", "--quiet"]
+    assert main(["train", "dqn", "--env", "CartPole-v1", "--out", str(tmp_path / "run"), *words]) == 0
+    assert "nothing: it ended before its first update" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_is_resumed_from_its_start(run, capsys):
+    shutil.rmtree(run / "checkpoints")
+    assert main(["train", "ppo", "--env", "CartPole-v1", "--out", str(run)]) == 2
+    assert f"rookery resume {run}" in capsys.readouterr().err
+    assert main(["resume", str(run), "--quiet"]) == 0
+    assert newest(run) >= 1500
+
+
+def test_evaluations_of_different_length_stand_beside_each_other(run):
+    for episodes in ("2", "4"):
+        assert main(["eval", str(run), "--episodes", episodes]) == 0
+    found = {json.loads(path.read_text())["episodes"] for path in (run / "eval").iterdir()}
+    assert found == {2, 4}

@@ -53,6 +53,18 @@ def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path, name, code, reason):
     assert actors_of(out) == []
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_while_libraries_load_is_heard(tmp_path, number, code):
+    out = tmp_path / "run"
+    with subprocess.Popen([*COMMAND, "--out", out], stderr=subprocess.PIPE, text=True) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        wait_for(lambda: "libtorch_cpu" in maps.read_text(), "torch to load")
+        process.send_signal(number)
+        assert process.wait(DEADLINE) == code
+        assert process.stderr.read() in ("error: interrupted\n", "error: asked to stop\n")
+    assert not out.exists()
+
+
 def test_actors_die_with_a_learner_that_is_killed(tmp_path):
     out = tmp_path / "run"
     with subprocess.Popen([*COMMAND, "--out", out], stdout=subprocess.DEVNULL) as process:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 from pathlib import Path
 
 import pytest
+from support_descriptors import descriptors
 
 import rookery
 from rookery.errors import EnvError, NumericError
@@ -49,6 +52,7 @@ def faulty(tmp_path, fault: str, topology: str, env: str = "rookery/Faulty-v0", 
     ("fault", "words"),
     [
         ("raise_step", "raised in step"),
+        ("sys_exit", "raised in step"),
         ("nan_obs", "nan"),
         ("nan_reward", "nan"),
         ("bad_shape", "shape"),
@@ -125,3 +129,15 @@ def test_gradients_that_stay_non_finite_end_the_run_and_the_weights_stay_good(tm
 def test_a_single_non_finite_gradient_is_skipped_and_counted(tmp_path):
     run = rookery.train("ppo", env="CartPole-v1", out=str(tmp_path / "run"), **SMALL, fault_plan="learner@update=1:nan")
     assert run.summary["updates_skipped"] == 1 and run.summary["exit_reason"] == "env_steps"
+
+
+@pytest.mark.parametrize("fault", ["none", "raise_step"])
+def test_shared_memory_goes_with_the_run_and_does_not_wait_for_the_collector(tmp_path, fault):
+    before = descriptors()
+    gc.disable()
+    try:
+        with pytest.raises(EnvError) if fault != "none" else contextlib.nullcontext():
+            faulty(tmp_path, fault, "local")
+        assert descriptors(collect=False) == before
+    finally:
+        gc.enable()

@@ -331,10 +331,10 @@ def test_a_range_of_values_that_clips_the_returns_is_said(tmp_path):
 
 def test_a_signal_during_the_last_save_is_heard(tmp_path, monkeypatch):
     """The memory of a finished run may take an hour to reach the disk; of one that shall end, the time of grace."""
-    joined = []
+    joined, patient = [], memory_file.Writer.join
 
     def join(writer, timeout):
-        joined.append(timeout)
+        joined.append(writer)
         if len(joined) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return False
@@ -344,3 +344,4 @@ def test_a_signal_during_the_last_save_is_heard(tmp_path, monkeypatch):
     run = train(tmp_path, "run", recipe, env, topology="serial", env_steps=200, supervisor={"grace": 0.2}, **fields)
     assert run.exit_code == 75 and len(joined) > 3
     assert "could not be saved in time" in (run.path / "metrics.jsonl").read_text()
+    assert patient(joined[-1], 60), "it goes on writing, and shall not do so into the next test"

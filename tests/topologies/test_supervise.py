@@ -130,7 +130,7 @@ def test_an_error_in_the_worker_comes_first_and_in_its_own_words(start):
     worker = start("fail")
     message = worker.channel.recv(LONG)
     assert message["op"] == "failed"
-    assert message["error"] == "EnvError: the door is stuck"
+    assert message["error"] == "the door is stuck"
     assert (message["reason"], message["exit_code"]) == ("env_raised", 3)
     assert 'raise EnvError("the door is stuck"' in message["traceback"]
     assert worker.describe_exit() == "is running" or worker.exitcode == 1
