@@ -23,6 +23,7 @@ from rookery import files as disk
 from rookery.codec import encode_tree
 from rookery.errors import CheckpointError, RookeryError, StorageError
 from rookery.files import MANIFEST, MAX_JSON, META, META_PREFIX, TENSORS, Damage, FileEntry, FileLayer
+from rookery.pipes.machine import amount
 from rookery.replay.snapshot import CHUNK, Snapshot, Table
 
 SCHEMA = 1
@@ -83,8 +84,8 @@ def _check_room(folder: Path, need: int, files: FileLayer) -> None:
     have = files.free(place)
     if have < need + HEADROOM:
         raise StorageError(
-            f"replay memory: need {(need + HEADROOM) / 2**30:.2f} GiB on the disk of {folder}, have {have / 2**30:.2f} "
-            "GiB; free some, or use a smaller --algo.replay.capacity or --algo.replay.save false"
+            f"replay memory: need {amount(need + HEADROOM)} on the disk of {folder}, have {amount(have)}; "
+            "free some, or use a smaller --algo.replay.capacity or --algo.replay.save false"
         )
 
 

@@ -477,7 +477,7 @@ def test_room_on_the_disk_is_asked_for_first(tmp_path):
     snapshot = Snapshot(table)
     snapshot.bytes = 5 << 29
     files = Full()
-    with pytest.raises(StorageError, match=r"need 2\.50 GiB on the disk of .*, have 1\.50 GiB"):
+    with pytest.raises(StorageError, match=r"need 2\.5 GiB on the disk of .*, have 1\.5 GiB"):
         memory_file.save(tmp_path / "not" / "yet", 2, snapshot, files)
     assert files.count == 0 and snapshot.closed and names(tmp_path) == ["step-000000000001"]
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rookery.cli.flags import parse
 from rookery.cli.show import console, escape, only_answer
 from rookery.errors import RookeryError
-from rookery.pipes.machine import Machine
+from rookery.pipes.machine import Machine, amount
 
 EXTRAS = {  # extra -> (modules it brings, what for)
     "atari": (("ale_py",), "Atari games"),
@@ -107,7 +107,7 @@ def _machine() -> list[Finding]:
     cores = machine.cores()
     found = [
         Finding("cores", f"{cores} usable" + (f" of {os.cpu_count()}" if cores != os.cpu_count() else "")),
-        Finding("memory", f"{memory / 2**30:.1f} GiB to be had ({source})", "problem" if tight else "ok",
+        Finding("memory", f"{amount(memory)} to be had ({source})", "problem" if tight else "ok",
                 "a run needs about 1 GiB" if tight else ""),
         _memfd(),
     ]  # fmt: skip

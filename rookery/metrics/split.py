@@ -82,9 +82,10 @@ def advice(shares: Mapping[str, float], config: RunConfig, cores: int | None = N
 
 
 def _remedy(limit: str, config: RunConfig, cores: int) -> str:
-    local, actors, lanes = config.topology == "local", config.actors, config.envs_per_actor
+    actors, lanes = config.actors, config.envs_per_actor
+    replay = getattr(config.algo, "replay", None)
     match limit:
-        case "env" if cores > 1 and not local:
+        case "env" if cores > 1 and config.topology == "serial":
             return f"--topology local --actors {cores}"
         case "env" if actors < cores:
             return f"--actors {min(2 * actors, cores)}"
@@ -92,10 +93,14 @@ def _remedy(limit: str, config: RunConfig, cores: int) -> str:
             return f"a lighter environment ({cores} core{'s are' if cores > 1 else ' is'} already at work on it)"
         case "inference":
             return f"--envs-per-actor {2 * lanes} (one forward pass serves more) or a smaller network"
-        case "learn" if config.device == "cpu" and not config.compile:
-            return "fewer epochs, a smaller network, --compile, or --device cuda"
         case "learn":
-            return "fewer epochs or a smaller network"
+            fewer = "fewer epochs"
+            if replay is not None:
+                ratio = replay.samples_per_insert
+                fewer = f"--algo.replay.samples-per-insert {ratio / 2:g}" if ratio else "a smaller --algo.replay.batch"
+            if config.device == "cpu" and not config.compile:
+                return f"{fewer}, a smaller network, --compile, or --device cuda"
+            return f"{fewer} or a smaller network"
         case "transfer":
             return "a longer unroll, or smaller observations (uint8 frames)"
         case "wait" if actors > cores:

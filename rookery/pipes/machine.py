@@ -101,3 +101,12 @@ def _field(path: Path, name: str) -> int | None:
         if len(words) >= 2 and words[0] == name:
             return int(words[1])
     return None
+
+
+def amount(count: float) -> str:
+    """An amount of memory for people: "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from rookery.errors import StorageError
-from rookery.pipes.machine import Machine
+from rookery.pipes.machine import Machine, amount
 
 LINE = 64  # bytes of a cache line: two workers never write to the same one
 
@@ -79,7 +79,7 @@ class Segment:
             raise ValueError(f"shared memory for {self.name}: cannot become {size} bytes, is {self.size}")
         have, source = (machine or Machine()).memory()
         if size > have:
-            raise _shortage(size, self.name, f"have {_bytes(have)} ({source})")
+            raise _shortage(size, self.name, f"have {amount(have)} ({source})")
         try:
             _allocate(self.fd, size)
             self.buffer = mmap.mmap(self.fd, size)
@@ -152,18 +152,9 @@ def _allocate(fd: int, size: int) -> None:
 
 def _shortage(size: int, name: str, why: str) -> StorageError:
     return StorageError(
-        f"shared memory for {name}: need {_bytes(size)}, {why}; "
+        f"shared memory for {name}: need {amount(size)}, {why}; "
         "use fewer actors, fewer environments per actor or a smaller buffer, or raise the memory limit"
     )
-
-
-def _bytes(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 class Field(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from time import monotonic
 from rookery import memory_file
 from rookery.actor import as_unroll
 from rookery.errors import UsageError
-from rookery.pipes.machine import Machine
+from rookery.pipes.machine import Machine, amount
 from rookery.producer import Arrays, Shapes
 from rookery.replay.memory import ReplayTable, Sample
 from rookery.replay.snapshot import Snapshot
@@ -243,6 +243,6 @@ def check_room(plan: Replay, shapes: Shapes, spec: EnvSpec, memories: int = 1) -
         capacity = memories * plan.memory.capacity
         fits = int(capacity * SPARE * have / need)
         raise UsageError(
-            f"a replay memory of {capacity:,} items needs {need / 2**30:.1f} GiB, and there are "
-            f"{have / 2**30:.1f} GiB ({source}); use --algo.replay.capacity {fits} or less"
+            f"a replay memory of {capacity:,} items needs {amount(need)}, and there are "
+            f"{amount(have)} ({source}); use --algo.replay.capacity {fits} or less"
         )

@@ -28,7 +28,10 @@ def ask(question: dict[str, Any], deadline: float) -> Any:
     try:
         done = subprocess.run(command, input=json.dumps(question), capture_output=True, text=True, timeout=deadline)
     except subprocess.TimeoutExpired:
-        raise EnvError(f"environment {question['env']} did not come up within {deadline:g} s", "actor_hung") from None
+        raise EnvError(
+            f"environment {question['env']} gave no answer within {deadline:g} s: it hangs, or needs longer",
+            "actor_hung",
+        ) from None
     lines = [line for line in done.stdout.splitlines() if line.startswith("rookery-answer ")]
     if not lines:
         tail = "\n".join(done.stderr.splitlines()[-20:])

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookery.config import RunConfig
+from rookery.algorithms.dqn import DQNConfig
+from rookery.config import ReplayConfig, RunConfig
 from rookery.metrics.split import STAGES, Split, advice, shares
 
 CONFIG = RunConfig(recipe="ppo", algorithm="m:C", env="CartPole-v1", algo=None)
@@ -78,6 +79,14 @@ def test_shares_sum_to_one(seconds, wall):
         ("inference", {}, 2, "--envs-per-actor 16"),
         ("learn", {}, 2, "--compile, or --device cuda"),
         ("learn", {"device": "cuda"}, 2, "fewer epochs"),
+        (
+            "learn",
+            {"algo": DQNConfig(replay=ReplayConfig(samples_per_insert=8.0))},
+            2,
+            "samples-per-insert 4, a smaller",
+        ),
+        ("learn", {"algo": DQNConfig(replay=ReplayConfig(samples_per_insert=0.0))}, 2, "--algo.replay.batch"),
+        ("env", {"topology": "async_grads", "actors": 1}, 2, "--actors 2"),
         ("transfer", {}, 2, "unroll"),
         ("wait", {"topology": "local", "actors": 8}, 2, "--actors 2"),
         ("wait", {"topology": "local", "actors": 2}, 2, "--envs-per-actor 16"),
