@@ -98,8 +98,8 @@ class GradientConfig:
 @dataclass(frozen=True)
 class CheckpointConfig:
     every: Count = 100_000  # environment steps between two checkpoints
-    minutes: Positive = 10.0  # and at the latest after so long
     keep: Count = 3  # newest ones kept, besides the best
+    minutes: Positive = 10.0  # minutes after which one is written though `every` is not reached
 
 
 @dataclass(frozen=True)

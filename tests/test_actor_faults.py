@@ -132,15 +132,17 @@ class Sick(PPO):
         return output
 
 
-def sick(faults: dict | None = None, fragile: bool = False) -> Exception:
+def sick(faults: dict | None = None, taken: str = "as it is") -> Exception:
     lanes = ScriptedLanes(action=BOX, faults=faults)
     rig = build(lambda: lanes)
     algorithm = Sick(rig.algorithm.config, rig.algorithm.net, lanes.spec, lanes.count)
     actor = Actor(algorithm, rig.learner.nets, lanes, seed=1, index=2)
     actor.reset()
-    if fragile:  # an environment that does not take such an action
-        step = lanes.step
+    step = lanes.step
+    if taken == "refused":
         lanes.step = lambda action: step(action) if np.isfinite(action).all() else _refuse()
+    if taken == "ignored":
+        lanes.step = lambda action: step(np.nan_to_num(action))
     with pytest.raises((EnvError, NumericError)) as caught:
         for _ in range(3):
             actor.unroll(rig.buffers[0], 0)
@@ -151,9 +153,9 @@ def _refuse():
     raise LaneFault(1, "raised in step", ValueError("a number, please"))
 
 
-@pytest.mark.parametrize("fragile", [False, True], ids=["spreads", "refused"])
-def test_a_policy_that_has_diverged_is_not_the_environments_fault(fragile):
-    error = sick(fragile=fragile)
+@pytest.mark.parametrize("taken", ["as it is", "refused", "ignored"])
+def test_a_policy_that_has_diverged_is_not_the_environments_fault(taken):
+    error = sick(taken=taken)
     assert isinstance(error, NumericError)
     assert "the policy chose" in str(error) and f"actor 2, lane {2 * B + 1}, unroll 0" in str(error)
 
@@ -163,3 +165,12 @@ def test_a_bad_observation_that_came_first_is(step):
     """The action that a policy makes of it is not finite either, and an environment may choke on that one."""
     error = sick(faults={(1, 0, step): "nan_obs"})
     assert isinstance(error, EnvError) and "returned an observation of nan" in str(error)
+
+
+def test_a_bad_observation_of_a_reset_is_the_environments_fault_too():
+    lanes = ScriptedLanes(action=BOX)
+    reset = lanes.reset
+    lanes.reset = lambda seeds: {"obs": np.where(np.arange(B)[:, None] == 1, np.nan, reset(seeds)["obs"])}
+    rig = build(lambda: lanes)
+    with pytest.raises(EnvError, match="environment scripted returned"):  # it makes the reward of it, too
+        rig.actors[0].unroll(rig.buffers[0], 0)

@@ -317,11 +317,10 @@ def _check(plan: Replay, spec: EnvSpec) -> None:
             "remover 'inverse' frees items of any age, but image observations lie in a ring of frames that neighbours "
             "share, where only the oldest can go; use remover 'fifo' or 'soft'"
         )
-    for name in ("min_size", "batch"):
-        if getattr(memory, name) > memory.capacity:
-            raise UsageError(
-                f"algo.replay.{name} is {getattr(memory, name)}; it must be at most the capacity, {memory.capacity}"
-            )
+    if memory.min_size > memory.capacity:
+        raise UsageError(
+            f"algo.replay.min_size is {memory.min_size}; it must be at most the capacity, {memory.capacity}"
+        )
 
 
 def _largest(priorities: np.ndarray) -> float:

@@ -2,6 +2,8 @@
 
 Every wait has a deadline. A worker that fails says why in its own words; one that dies or hangs is described. Either
 way its half-filled slot is dropped and counted, and a replacement with the next incarnation number takes its place.
+It may take long to come up, and nobody else waits for that: what waits for a worker is written as a generator that
+says what it waits for, and is gone on with whenever the crew is asked what has arrived.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -21,10 +23,11 @@ from rookery.config import RunConfig
 from rookery.errors import EnvError
 from rookery.pipes import channel as channels
 from rookery.pipes.channel import ChannelClosed, ChannelTimeout, pack_tree, unpack_tree
-from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
+from rookery.pipes.shm import Slots
 from rookery.producer import Shapes
 from rookery.registry import encode_config
 from rookery.topologies import failure
+from rookery.topologies.arena import Arena
 from rookery.topologies.job import Job
 from rookery.topologies.signals import Patience, Signals, Stopped
 from rookery.topologies.supervise import Deadline, Restarts, Worker, stop_all
@@ -35,6 +38,9 @@ POLL = 0.2  # seconds between two looks at heartbeats
 SEND = 10.0  # seconds for a worker to take a message, where it does not fit the socket
 STOP = 3.0  # seconds for the workers to end when asked to
 
+T = TypeVar("T")
+Waiting = Generator[tuple[list[channels.Channel], float], None, T]  # for a word in one of these, so many seconds
+
 
 class Crew:
     def __init__(
@@ -44,7 +50,7 @@ class Crew:
         self.config, self.limits, self.signals = config, config.supervisor, signals
         self._hurried = self.limits.grace / 3  # seconds for a worker to answer somebody who wants to leave
         self._logs = folder / "logs"
-        self._segments = {name: Segment.reserve(name) for name in ("slots", "weights", "pulse")}
+        self._arena = Arena()
         self._workers: list[Worker | None] = [None] * config.actors
         self._incarnation = [0] * config.actors
         self._early: list[tuple[int, str, str]] = []  # replaced before there was a journal: actor, reason, words
@@ -52,6 +58,7 @@ class Crew:
         self._deadlines = [Deadline(self.limits.step_deadline) for _ in range(config.actors)]
         self._up: set[int] = set()  # actors that have started, and not failed since as far as we know
         self._busy: dict[int, deque[int]] = {}  # actor -> slots it was given; it is filling the first
+        self._coming: dict[int, Waiting[None]] = {}  # actors whose replacement is on its way
         self._published: int | None = None  # version on the board
         self._last_order: dict[int, dict[str, Any]] = {}
         self._complained = False  # about snapshots, to the user
@@ -71,13 +78,8 @@ class Crew:
 
     def __exit__(self, *_: object) -> None:
         stop_all([worker for worker in self._workers if worker is not None], STOP)
-        for segment in self._segments.values():
-            segment.close()
-        # The arrays hold the memory, and who holds the crew (signals, feed, job) is held by it: let go here, not when
-        # the collector comes by.
-        for name in ("slots", "_board", "_pulse"):
-            self.__dict__.pop(name, None)
-        self._job = self._feed = None
+        self._arena.close()
+        self._job = self._feed = None  # they hold on to us as we to them: a circle, and a replay memory in it
 
     def _kill(self) -> None:
         for worker in self._workers:
@@ -89,7 +91,7 @@ class Crew:
     def spec(self) -> EnvSpec:
         """What the environment looks like, as the workers say once they have made theirs."""
         for index in range(self.config.actors):
-            self._until_up(index, self._await_ready)
+            self._until_up(index, self._ready)
         assert self._spec is not None
         return self._spec
 
@@ -99,23 +101,11 @@ class Crew:
         for index, reason, told in self._early:
             job.journal.lost(0, reason, told)
             feed.lost(index, reason)  # it begins anew, also where others continue from a checkpoint
-        layout = Slots.layout(shapes, count)
-        sizes = {
-            "slots": layout.size,
-            "weights": WeightBoard.size(job.learner.published.size if floats is None else floats),
-            "pulse": Pulse.size(self.config.actors),
-        }
-        for name, segment in self._segments.items():
-            segment.allocate(sizes[name])
-        self.slots = Slots(self._segments["slots"], layout)
-        self._board = WeightBoard(self._segments["weights"])
-        self._pulse = Pulse(self._segments["pulse"])
-        self._free = list(range(count))
-        self._memory = {f"{name}_size": size for name, size in sizes.items()} | {"layout": msgspec.to_builtins(layout)}
+        self._arena.open(shapes, count, job.learner.published.size if floats is None else floats, self.config.actors)
         for index in range(self.config.actors):
             self._send_memory(index)
         for index in range(self.config.actors):
-            self._until_up(index, self._await_started)
+            self._until_up(index, self._started)
 
     def _spawn(self, index: int) -> None:
         start = {
@@ -124,40 +114,41 @@ class Crew:
             "incarnation": self._incarnation[index],
             "trust": [path.partition(":")[0] for path in (self.config.algorithm, self.config.net.module) if path],
         }
-        fds = {name: segment.fd for name, segment in self._segments.items()}
         log = self._logs / f"actor-{index}.log"
-        self._workers[index] = Worker.start(self._module, f"actor {index}", start, fds, log)
+        self._workers[index] = Worker.start(self._module, f"actor {index}", start, self._arena.fds(), log)
 
     def _send_memory(self, index: int) -> None:
         job = self._job
         assert job is not None
         resumed = job.snapshots and self._incarnation[index] == 0
         snapshot = pack_tree(job.snapshots[index]) if resumed else None
-        self._tell(index, self._memory | {"op": "memory", "sequence": job.sequences[index], "snapshot": snapshot})
+        self._tell(
+            index, self._arena.described() | {"op": "memory", "sequence": job.sequences[index], "snapshot": snapshot}
+        )
 
-    def _await_ready(self, index: int) -> None:
-        message = self._recv(index, self._start_patience())
+    def _ready(self, index: int) -> Waiting[None]:
+        message = yield from self._word(index, self._start_patience())
         spec = msgspec.convert(message["spec"], EnvSpec)
         if self._spec is not None and spec != self._spec:
             raise EnvError(f"actor {index} made another environment than its peers: {spec} instead of {self._spec}")
         self._spec = spec
 
-    def _await_started(self, index: int) -> None:
-        self._recv(index, self._start_patience())
+    def _started(self, index: int) -> Waiting[None]:
+        yield from self._word(index, self._start_patience())
         self._up.add(index)
 
     def _start_patience(self) -> Patience:
         return Patience(self.signals, self.limits.start_deadline, self._hurried)
 
-    def _until_up(self, index: int, wait: Callable[[int], None]) -> None:
-        """Wait for a worker's word; if it fails instead, bring up a replacement."""
+    def _until_up(self, index: int, word: Callable[[int], Waiting[None]]) -> None:
+        """Wait for a worker's word; if it fails instead, for a replacement."""
         try:
-            wait(index)
+            self._wait_for(word(index))
         except EnvError as error:
-            if not self._replace(index, error):
+            if not self._wait_for(self._replacement(index, error)):
                 raise Stopped(self.signals.requested or 0) from error
 
-    def _replace(self, index: int, error: EnvError) -> bool:
+    def _replacement(self, index: int, error: EnvError) -> Waiting[bool]:
         """Put a new worker in the place of a failed one, or give up with the failed one's words.
 
         Nobody is replaced for a user who wants to leave: False if that left the place empty.
@@ -167,17 +158,18 @@ class Crew:
         while self.signals.requested is None:
             delay = self._restarts[index].next(error)  # raises the error itself once there were too many
             self._count(index, steps, error, f" — replaced in {delay:.1f} s")
-            steps = 0
-            self._pause(delay)
+            steps, until = 0, time.monotonic() + delay
+            while (left := until - time.monotonic()) > 0 and self.signals.requested is None:
+                yield [], left
             if self.signals.requested is not None:
                 return False
             self._incarnation[index] += 1
             self._spawn(index)
             try:
-                self._await_ready(index)
+                yield from self._ready(index)
                 if self._job is not None:
                     self._send_memory(index)
-                    self._await_started(index)
+                    yield from self._started(index)
                 return True
             except EnvError as again:
                 error = again
@@ -212,33 +204,32 @@ class Crew:
         worker.channel.close()
         self._up.discard(index)
 
-    def _pause(self, delay: float) -> None:
-        """Wait before a replacement, unless the user wants to leave."""
-        until = time.monotonic() + delay
-        while (left := until - time.monotonic()) > 0 and self.signals.requested is None:
-            channels.wait([], left, wake=self.signals.fileno())
-
     # At work
+
+    @property
+    def slots(self) -> Slots:
+        return self._arena.slots
 
     def publish(self, vector: torch.Tensor, version: int) -> None:
         if version != self._published:
-            self._board.publish(vector.numpy(), version)
+            self._arena.board.publish(vector.numpy(), version)
             self._published = version
 
     def collect(self) -> Iterator[tuple[int, int, ActorReport]]:
         """One unroll of every actor, as they come: (actor, slot, report)."""
         for index in range(self.config.actors):
             self.order(index)
-        while self._busy:
+        while self.busy:
             yield from self.arrived(POLL)
 
     def arrived(self, timeout: float) -> Iterator[tuple[int, int, ActorReport]]:
         """What the actors have filled by now, waiting for the first at most that long: (actor, slot, report)."""
-        ready = channels.wait([self._channel(index) for index in self._busy], timeout)
+        awaited = [channel for index in list(self._coming) for channel in self._go_on(index)]
+        ready = channels.wait([self._channel(index) for index in self._busy] + awaited, timeout)
         for index in [i for i in self._busy if self._channel(i) in ready]:
             yield from self._take(index)
         for index in self._overdue():
-            yield from self._take(index, self._hung(index, self._pulse.age(index)))
+            yield from self._take(index, self._hung(index, self._arena.pulse.age(index)))
 
     def _take(self, index: int, error: EnvError | None = None) -> Iterator[tuple[int, int, ActorReport]]:
         """Every unroll that an actor has announced, whole as they are; then the end it came to, if it came to one."""
@@ -261,12 +252,13 @@ class Crew:
 
     def _expect(self, index: int) -> None:
         """An actor has something to do from now on: what was before says nothing about its health."""
-        self._pulse.beat(index)
+        self._arena.pulse.beat(index)
         self._deadlines[index].rearm()
 
     @property
     def busy(self) -> bool:
-        return bool(self._busy)
+        """Whether anybody fills a slot, or will."""
+        return bool(self._busy or self._coming)
 
     def orders(self, index: int) -> int:
         """Slots an actor was given and has not filled yet."""
@@ -284,7 +276,7 @@ class Crew:
         """Have an actor fill one more slot; `more` is said to it along with the order."""
         if index not in self._up:  # it failed, and was not replaced for a user who wants to leave
             return
-        slot = self._free.pop()
+        slot = self._arena.free.pop()
         if self._idle(index):
             self._expect(index)
         self._busy.setdefault(index, deque()).append(slot)
@@ -296,24 +288,41 @@ class Crew:
         return all(self.slots.stamp(slot).state == Slots.FULL for slot in self._busy.get(index, ()))
 
     def _again(self, index: int, error: EnvError) -> None:
-        """The unroll is lost; a replacement starts on the same one, unless the user wants to leave."""
-        orders = self.orders(index)
-        if self._replace(index, error):
-            for _ in range(orders):
-                self.order(index, **self._last_order[index])
+        """The unroll is lost; a replacement will start on the same one, unless the user wants to leave."""
+
+        def again(orders: int) -> Waiting[None]:
+            if (yield from self._replacement(index, error)):
+                for _ in range(orders):
+                    self.order(index, **self._last_order[index])
+
+        self._coming[index] = again(self.orders(index))
+        self._go_on(index)
+
+    def _go_on(self, index: int) -> list[channels.Channel]:
+        """Go on with a replacement as far as that is possible without waiting; the channels it waits for."""
+        try:
+            return next(self._coming[index])[0]
+        except StopIteration:
+            del self._coming[index]
+            return []
+
+    def give_up_replacements(self) -> None:
+        """What they would fill is not wanted any more."""
+        for index in list(self._coming):
+            del self._coming[index]
+            self._end(index)
 
     def release(self, slot: int) -> None:
-        self.slots.release(slot, poison=self.config.debug)
-        self._free.append(slot)
+        self._arena.release(slot, poison=self.config.debug)
 
     def _overdue(self) -> list[int]:
         """Workers without a sign of life for too long; the user's wish to leave shortens our patience.
 
         One that has finished and waits for us to read it gives no sign either, and is not late.
         """
-        late = [index for index in self._busy if self._deadlines[index].expired(self._pulse.last(index))]
+        late = [index for index in self._busy if self._deadlines[index].expired(self._arena.pulse.last(index))]
         if self.signals.requested is not None:
-            late += [i for i in self._busy if i not in late and self._pulse.age(i) > self._hurried]
+            late += [i for i in self._busy if i not in late and self._arena.pulse.age(i) > self._hurried]
         return [i for i in late if not self._channel(i).poll()]
 
     def snapshots(self) -> list[dict[str, Any] | None]:
@@ -326,14 +335,14 @@ class Crew:
             self._tell(index, {"op": "snapshot"})
         for index in asked:
             try:
-                message = self._recv(index, patience)
+                message = self._wait_for(self._word(index, patience))
             except EnvError as error:
                 failed[index] = error
                 continue
             states[index] = None if message["state"] is None else unpack_tree(message["state"])
             self._pass_on(message["said"])
         for index, cause in failed.items():
-            self._replace(index, cause)
+            self._wait_for(self._replacement(index, cause))
         return states
 
     def _pass_on(self, said: list[str]) -> None:
@@ -359,14 +368,23 @@ class Crew:
         with contextlib.suppress(ChannelClosed, ChannelTimeout):
             self._channel(index).send(message, SEND)
 
-    def _recv(self, index: int, patience: Patience) -> dict[str, Any]:
+    def _wait_for(self, waiting: Waiting[T]) -> T:
+        """Nothing else is to be done meanwhile."""
+        while True:
+            try:
+                awaited, seconds = next(waiting)
+            except StopIteration as end:
+                return end.value
+            channels.wait(awaited, seconds, wake=self.signals.fileno())
+
+    def _word(self, index: int, patience: Patience) -> Waiting[dict[str, Any]]:
         """The worker's next message; its failure, death or silence become an EnvError."""
         channel = self._channel(index)
         while not channel.poll():
             left = patience.left()
             if left == 0.0:
                 raise self._hung(index, patience.spent())
-            channels.wait([channel], left, wake=self.signals.fileno())
+            yield [channel], left
         return self._read(index)
 
     def _read(self, index: int) -> dict[str, Any]:

@@ -130,6 +130,7 @@ def _at_once(job: Job, crew: Crew, feed: ReplayFeed) -> None:
     finally:
         loader.close()
     loader.check()
+    crew.give_up_replacements()
     while crew.busy:
         take(POLL)
     job.close(feed, no_snapshots)

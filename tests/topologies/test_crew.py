@@ -174,7 +174,7 @@ def test_an_actor_whose_unrolls_we_were_too_busy_to_read_does_not_count_as_hung(
         crew = crews[0]
         if len(updates) >= 10 and crew.signals.requested is None and all(map(crew.orders, (0, 1))):
             for index in (0, 1):
-                until(lambda: idle(crew, index) and crew._pulse.age(index) > grace / 2, f"actor {index}")  # noqa: B023
+                until(lambda: idle(crew, index) and crew._arena.pulse.age(index) > grace / 2, f"actor {index}")  # noqa: B023
             os.kill(os.getpid(), signal.SIGTERM)
         trained(feed, sample)
 
@@ -255,3 +255,61 @@ if __name__ == "__main__":  # as an actor, which dies in its first life between 
 
     Slots.finish = finish_and_die
     serve(body)
+
+
+@pytest.mark.parametrize(("recipe", "fields"), [("apex_dqn", APEX), ("gorila", GORILA)])
+def test_nobody_waits_while_a_replacement_comes_up(tmp_path, monkeypatch, recipe, fields):
+    """Its process loads libraries for seconds: the learner learns meanwhile, and the other actor delivers."""
+    spawn, started, seen = Crew._spawn, Crew._started, {}
+
+    def now(crew: Crew) -> tuple[int, int]:
+        return crew._job.learner.updates, crew._job.sequences[0]
+
+    def seen_spawn(crew: Crew, index: int) -> None:
+        spawn(crew, index)
+        if crew._incarnation[index]:
+            seen["spawned"], seen["job"] = now(crew), crew._job
+
+    def seen_started(crew: Crew, index: int):
+        yield from started(crew, index)
+        if crew._incarnation[index]:
+            seen["up"] = now(crew)
+
+    def wanted(journal) -> str | None:  # as many steps as it takes, and then until the newcomer has delivered
+        if "up" not in seen:
+            return None
+        delivered = seen["job"].sequences[1]
+        return "env_steps" if delivered > seen.setdefault("first", delivered) else None
+
+    monkeypatch.setattr(Crew, "_spawn", seen_spawn)
+    monkeypatch.setattr(Crew, "_started", seen_started)
+    monkeypatch.setattr("rookery.journal.Journal.finished", wanted)
+    run = rookery.train(
+        recipe, env="CartPole-v1", out=str(tmp_path / "run"), env_steps=10**9,
+        fault_plan="actor[1]@env_step=137:sigkill", **fields,
+    )  # fmt: skip
+    assert run.summary["restarts"] == 1
+    updates, unrolls = (after - before for before, after in zip(seen["spawned"], seen["up"]))
+    assert updates > 10 and unrolls > 10, (updates, unrolls)
+
+
+def test_a_replacement_that_comes_too_late_for_the_run_is_given_up(tmp_path, monkeypatch):
+    """The other actor has taken all the steps: nobody waits for one that would have nothing to do."""
+    given_up, give_up, started = [], Crew.give_up_replacements, Crew._started
+
+    def never(crew: Crew, index: int):
+        while crew._incarnation[index]:
+            yield [], LONG
+        yield from started(crew, index)
+
+    def seen(crew: Crew) -> None:
+        given_up.extend(crew._coming)
+        give_up(crew)
+
+    monkeypatch.setattr(Crew, "_started", never)
+    monkeypatch.setattr(Crew, "give_up_replacements", seen)
+    run = rookery.train(
+        "apex_dqn", env="CartPole-v1", out=str(tmp_path / "run"), env_steps=2000,
+        fault_plan="actor[1]@env_step=137:sigkill", **APEX,
+    )  # fmt: skip
+    assert given_up == [1] and run.summary["exit_reason"] == "env_steps" and run.summary["restarts"] == 1

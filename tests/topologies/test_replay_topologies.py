@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
 import shutil
 import signal
+import weakref
 from itertools import pairwise
 from pathlib import Path
 
@@ -345,3 +347,21 @@ def test_a_signal_during_the_last_save_is_heard(tmp_path, monkeypatch):
     assert run.exit_code == 75 and len(joined) > 3
     assert "could not be saved in time" in (run.path / "metrics.jsonl").read_text()
     assert patient(joined[-1], 60), "it goes on writing, and shall not do so into the next test"
+
+
+@pytest.mark.parametrize("topology", ["serial", "local"])
+def test_the_memory_goes_with_the_run_and_does_not_wait_for_the_collector(tmp_path, monkeypatch, topology):
+    """It may be most of the machine's: whoever trains twice in one process cannot wait until somebody tidies up."""
+    made, init = [], ReplayTable.__init__
+
+    def seen(table, *args):
+        made.append(weakref.ref(table))
+        init(table, *args)
+
+    monkeypatch.setattr(ReplayTable, "__init__", seen)
+    gc.disable()
+    try:
+        train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology=topology, env_steps=400, algo={"replay": REPLAY})
+        assert [table() for table in made] == [None]
+    finally:
+        gc.enable()
