@@ -11,9 +11,17 @@ from support_learning import learnt
 SEEDS = (1, 2, 3)
 
 
-def test_tmaze_needs_memory(tmp_path):
-    assert learnt(tmp_path, "r2d2", "rookery/TMaze-v0", 40_000, seed=1) >= 0.95
-    assert learnt(tmp_path, "dqn", "rookery/TMaze-v0", 10_000, seed=1) <= 0.7
+def test_a_short_tmaze_needs_memory(tmp_path):
+    short = {"env_kwargs": {"length": 5}}
+    assert learnt(tmp_path, "r2d2", "rookery/TMaze-v0", 6_000, seed=1, **short) >= 0.95
+    assert learnt(tmp_path, "dqn", "rookery/TMaze-v0", 6_000, seed=1, **short) <= 0.7
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tmaze_needs_memory(tmp_path, seed):
+    assert learnt(tmp_path, "r2d2", "rookery/TMaze-v0", 40_000, seed) >= 0.95
+    assert learnt(tmp_path, "dqn", "rookery/TMaze-v0", 10_000, seed) <= 0.7
 
 
 @pytest.mark.learning
