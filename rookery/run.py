@@ -180,11 +180,8 @@ _NO_UPDATE = (
 def _folder_name(config: RunConfig) -> str:
     env = re.sub(r"[^A-Za-z0-9]+", "-", config.env).strip("-")
     name = f"runs/{config.recipe}-{env}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return next(
-        each
-        for each in itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
-        if not os.path.exists(each)
-    )
+    names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
+    return next(each for each in names if not os.path.exists(each))
 
 
 @contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,16 @@ def actors_of(folder: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+@contextlib.contextmanager
+def started(command: list, **options) -> Iterator[subprocess.Popen]:
+    """A process that does not outlive a test that fails."""
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def wait_for(condition, what: str) -> None:
@@ -56,7 +68,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path, name, code, reason):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_while_libraries_load_is_heard(tmp_path, number, code):
     out = tmp_path / "run"
-    with subprocess.Popen([*COMMAND, "--out", out], stderr=subprocess.PIPE, text=True) as process:
+    with started([*COMMAND, "--out", out], stderr=subprocess.PIPE, text=True) as process:
         maps = Path(f"/proc/{process.pid}/maps")
         wait_for(lambda: "libtorch_cpu" in maps.read_text(), "torch to load")
         process.send_signal(number)
@@ -67,7 +79,7 @@ def test_a_signal_while_libraries_load_is_heard(tmp_path, number, code):
 
 def test_actors_die_with_a_learner_that_is_killed(tmp_path):
     out = tmp_path / "run"
-    with subprocess.Popen([*COMMAND, "--out", out], stdout=subprocess.DEVNULL) as process:
+    with started([*COMMAND, "--out", out], stdout=subprocess.DEVNULL) as process:
         wait_for(lambda: (out / "metrics.jsonl").exists() and len(actors_of(out)) == 2, "the run to start")
         process.send_signal(signal.SIGKILL)
         assert process.wait(DEADLINE) == -signal.SIGKILL
@@ -78,7 +90,7 @@ def test_a_second_signal_ends_the_run_at_once_and_leaves_nobody(tmp_path):
     out = tmp_path / "run"
     # The environment hangs, so that the first signal cannot be honoured before the deadline.
     hang = ["--env", "rookery/Faulty-v0", "--preset", "vector", "--env-kwargs", '{"fault": "hang", "at_step": 3}']
-    with subprocess.Popen([*COMMAND, *hang, "--out", out], stdout=subprocess.DEVNULL) as process:
+    with started([*COMMAND, *hang, "--out", out], stdout=subprocess.DEVNULL) as process:
         wait_for(lambda: (out / "spec.json").exists() and len(actors_of(out)) == 2, "the run to start")
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
