@@ -79,7 +79,7 @@ def test_what_was_made_is_closed_if_the_rest_cannot_be(tmp_path):
 @pytest.mark.parametrize(
     "fields, why",
     [
-        ({"algo": {"replay": REPLAY | {"capacity": 10**12}}}, "needs .* GiB"),
+        ({"algo": {"replay": REPLAY | {"capacity": 10**12}}}, "needs .* TiB"),
         ({"actors": 2}, r"the run has actors 1.*cannot be resumed with 2"),
         ({"envs_per_actor": 3}, r"the run has envs_per_actor 2.*cannot be resumed with 3"),
         ({"net": {"hidden": (7,)}}, "other networks .* than these settings ask for"),

@@ -15,6 +15,7 @@ Not here: the memory (`replay/`), who fills it, and how many learners draw from 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -339,6 +340,12 @@ def _check(config: DQNConfig, spec: EnvSpec, recurrent: bool) -> None:
         raise UsageError(
             f"{config.atoms} atoms from {config.v_min} to {config.v_max} span nothing; use algo.atoms 2 or more, 51 is "
             "usual, with algo.v_min below algo.v_max, or 0 for values that are numbers"
+        )
+    if not (config.noisy or config.ladder or config.epsilon_start or config.epsilon_end):
+        warnings.warn(
+            "nothing explores: both epsilons are 0 and algo.noisy is off; set algo.epsilon_start and "
+            "algo.epsilon_end, or turn algo.noisy or algo.ladder on",
+            stacklevel=3,
         )
     if config.atoms and config.rescale:
         raise UsageError("algo.rescale is for values that are numbers; with algo.atoms choose v_min and v_max instead")

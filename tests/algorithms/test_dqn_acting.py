@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -285,6 +286,16 @@ def test_other_actions_are_refused_with_what_to_use_instead(action, fix):
 def test_numbers_that_cannot_be_are_refused(changes, word):
     with pytest.raises(UsageError, match=word):
         algorithm(**changes)
+
+
+def test_a_policy_that_never_explores_is_said_to():
+    still = {"epsilon_start": 0.0, "epsilon_end": 0.0}
+    with pytest.warns(UserWarning, match="nothing explores"):
+        algorithm(**still)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for one in ({"noisy": True}, {"ladder": True}, {"epsilon_start": 0.1}, {"epsilon_end": 0.1}):
+            algorithm(**(still | one))
 
 
 def test_rows_of_sequences_do_not_matter_without_a_core():

@@ -26,6 +26,12 @@ def broken(render_mode=None):
 TINY = ["--env-steps", "1500", "--algo.epochs", "2", "--quiet"]
 
 
+@pytest.fixture(autouse=True)
+def piped(monkeypatch) -> None:
+    """Output as a pipe gets it; tests that run beside each other are told a width, which would break paths."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cli") / "run"

@@ -194,3 +194,14 @@ def test_evaluations_of_different_length_stand_beside_each_other(run):
         assert main(["eval", str(run), "--episodes", episodes]) == 0
     found = {json.loads(path.read_text())["episodes"] for path in (run / "eval").iterdir()}
     assert found == {2, 4}
+
+
+def test_an_environment_that_cannot_be_filmed_is_named_as_such(tmp_path, monkeypatch, capsys):
+    (tmp_path / "unseen_env.py").write_text(
+        "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["--env", "unseen_env:make", "--out", str(tmp_path / "own"), "--preset", "cartpole"]
+    assert main(["train", "ppo", *words, "--env-steps", "300", "--quiet"]) == 0
+    assert main(["record", str(tmp_path / "own"), "--trust", "unseen_env"]) == 2
+    assert "cannot be filmed: whoever makes it does not take render_mode" in capsys.readouterr().err
