@@ -23,7 +23,7 @@ except ImportError:  # Windows: nobody is kept out
 def claimed(folder: Path) -> Iterator[None]:
     """Hold the folder; UsageError if another process does."""
     try:
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StorageError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
     try:

@@ -57,9 +57,7 @@ class ReplayConfig:
     capacity: Count = 1_000_000  # items
     min_size: Count = 50_000  # items before the first update
     batch: Count = 32  # items per update
-    samples_per_insert: NotNegative = (
-        8.0  # how often an item is drawn on average; 0: actors and learner run free (Ape-X)
-    )
+    samples_per_insert: NotNegative = 8.0  # mean draws of an item; 0: actors and learner run free (Ape-X)
     slack: NotNegative = 0.0  # items by which draws may differ from that ratio before actors or learner wait
     sampler: Literal["uniform", "proportional", "rank"] = "uniform"  # how items are drawn
     alpha: NotNegative = 0.6  # exponent of the priorities

@@ -35,10 +35,17 @@ def within(record: T, prefix: str = "", kind: Any = None) -> T:
 
     Numbers of numpy, paths and lists become what the fields hold. `kind` is the dataclass with its parameters, if any.
     """
-    try:
-        return msgspec.convert(msgspec.to_builtins(record, enc_hook=_plain), kind or type(record))
-    except msgspec.ValidationError as error:
-        raise UsageError(_refusal(record, prefix, str(error))) from None
+    return converted(msgspec.to_builtins(record, enc_hook=_plain), kind or type(record), prefix)
+
+
+def converted(values: Any, kind: Any, prefix: str = "") -> Any:
+    """A dataclass made of plain values, as a file has them; UsageError as above."""
+    while True:
+        try:
+            return msgspec.convert(values, kind)
+        except msgspec.ValidationError as error:
+            if not _made_whole(values, str(error)):
+                raise UsageError(_refusal(values, kind, prefix, str(error))) from None
 
 
 def _plain(value: Any) -> Any:
@@ -49,16 +56,35 @@ def _plain(value: Any) -> Any:
     raise UsageError(f"{value!r} has no place in a config, which holds numbers, text, and lists and names of them")
 
 
-def _refusal(record: Any, prefix: str, error: str) -> str:
+def _made_whole(values: Any, error: str) -> bool:
+    """1e6 is a whole number for everybody but a computer."""
+    found = re.fullmatch(r"Expected `int`, got `float` - at `\$\.([\w.]+)`", error)
+    if not found:
+        return False
+    *path, name = found[1].split(".")
+    for part in path:
+        values = values[part]
+    if whole := values[name].is_integer():
+        values[name] = int(values[name])
+    return whole
+
+
+def _refusal(values: Any, kind: Any, prefix: str, error: str) -> str:
     found = re.search(r"at `\$\.([\w.]+)", error)
     if not found:
-        return f"{prefix.rstrip('.') or 'the config'} cannot be used: {error}"
-    path, value, hint = found[1], record, None
-    for name in path.split("."):
-        if not dataclasses.is_dataclass(value):  # inside a mapping: the field is named, not its inside
-            break
-        hint, value = typing.get_type_hints(type(value), include_extras=True)[name], getattr(value, name)
-    return f"{prefix}{path} is {value!r}; it must be {describe(hint)}"
+        return f"{prefix.rstrip('.: ') or 'the config'} cannot be used: {error}"
+    path = []
+    for name in found[1].split("."):
+        record, parameters = typing.get_origin(kind) or kind, typing.get_args(kind)
+        if not dataclasses.is_dataclass(record):
+            break  # inside a mapping: the field is named, not its inside
+        kind = typing.get_type_hints(record, include_extras=True)[name]
+        kind = parameters[0] if isinstance(kind, TypeVar) else kind
+        path.append(name)
+        values = values.get(name)
+    if dataclasses.is_dataclass(kind):
+        return f"{prefix}{'.'.join(path)} cannot be used: {error}"
+    return f"{prefix}{'.'.join(path)} is {values!r}; it must be {describe(kind)}"
 
 
 def describe(hint: Any) -> str:
@@ -78,5 +104,7 @@ def describe(hint: Any) -> str:
         return " or ".join(describe(arg) for arg in args)
     if origin is tuple:
         return f"a list of values, each {describe(args[0])}"
+    if origin is dict:
+        return "a dictionary"
     names = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "none"}
     return names.get(hint, "a record of settings" if dataclasses.is_dataclass(hint) else str(hint))

@@ -17,6 +17,7 @@ import msgspec
 from rookery.algorithms.base import Algorithm
 from rookery.config import RunConfig
 from rookery.errors import UsageError
+from rookery.ranges import converted
 from rookery.types import EnvSpec
 
 
@@ -54,7 +55,7 @@ def decode_config(data: bytes | str, trust: tuple[str, ...] = ()) -> RunConfig[A
     try:
         fields = msgspec.json.decode(data)
         algo = algorithm_class(str(fields["algorithm"]), trust).Config
-        config = msgspec.convert(fields, RunConfig[algo])
+        config = converted(fields, RunConfig[algo], "config.json: ")
         if unknown := _unknown(fields, config, ""):
             raise UsageError(f"config.json has unknown fields: {', '.join(sorted(unknown))}")
         if config.net.module:

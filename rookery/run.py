@@ -90,27 +90,33 @@ def resume(path: str | Path, trust: tuple[str, ...] = (), **fields: Any) -> Run:
     `env_steps=...` extends it.
     """
     folder = Path(path)
-    before = read_config(folder, trust)
-    # A fault plan was for the life that ended; the next one is not struck again unless asked to be.
-    config = check(with_fields(before, {"fault_plan": ""} | fields))
-    for name in ("actors", "envs_per_actor"):
-        if getattr(config, name) != getattr(before, name):
-            raise UsageError(
-                f"the run has {name} {getattr(before, name)}, and its checkpoints hold the state of as many; "
-                f"it cannot be resumed with {getattr(config, name)}: leave it as it is, or start a new run"
-            )
-    if ":" in config.env:
-        check_trusted(config.env.partition(":")[0], trust)
+    read_config(folder, trust)  # or it is not a run folder
     with claimed(folder):
-        saved, notes = None, ["the run had no checkpoint yet: it begins anew"]
-        if checkpoint.all_steps(folder / "checkpoints"):
+        before = read_config(folder, trust)
+        # A fault plan was for the life that ended; the next one is not struck again unless asked to be.
+        config = check(with_fields(before, {"fault_plan": ""} | fields))
+        if ":" in config.env:
+            check_trusted(config.env.partition(":")[0], trust)
+        if checkpoint.all_steps(folder / "checkpoints") or (folder / "summary.json").exists():
             saved, notes = checkpoint.newest(folder / "checkpoints")
+            _check_same(before, config)
+        else:
+            saved, notes = None, ["the run had no checkpoint yet: it begins anew"]
         _write(folder / "config.json", encode_config(config))
         try:
             return _execute(config, folder, saved, notes)
         except (UsageError, CheckpointError):  # it cannot be resumed like this: as it was, it still can
             _write(folder / "config.json", encode_config(before))
             raise
+
+
+def _check_same(before: RunConfig, config: RunConfig) -> None:
+    for name in ("actors", "envs_per_actor"):
+        if getattr(config, name) != getattr(before, name):
+            raise UsageError(
+                f"the run has {name} {getattr(before, name)}, and its checkpoints hold the state of as many; "
+                f"it cannot be resumed with {getattr(config, name)}: leave it as it is, or start a new run"
+            )
 
 
 def check(config: RunConfig) -> RunConfig:
@@ -152,13 +158,15 @@ def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | Non
         except UsageError as error:
             if not journal.begun:
                 raise
-            raise EnvError(f"environments that could be made before cannot any more: {error}") from error
+            gone = EnvError(f"environments that could be made before cannot any more: {error}")
+            gone.__notes__ = getattr(error, "__notes__", [])
+            raise gone from error
         finally:
             threads.restore()
         journal.report(force=True)
         code = signals.requested or 0
         if not job.learner.updates:
-            journal.say(_NO_UPDATE)
+            journal.say("the run ended before its first update, nothing was learnt: take more steps (--env-steps)")
         reason = {0: journal.finished() or "done", INTERRUPT: "interrupted", REQUEUE: "requeue"}[code]
         summary = journal.summary(reason, job.learner.updates, job.learner.skipped)
     _write(folder / "summary.json", json.dumps(summary, indent=2).encode())
@@ -169,12 +177,6 @@ def _warnings(config: RunConfig) -> list[str]:
     if config.net.precision == "bf16" and bf16_is_emulated(config.device):
         return ["this processor has no bf16 arithmetic: bf16 is emulated here, about ten times slower than fp32"]
     return []
-
-
-_NO_UPDATE = (
-    "the run ended before its first update, nothing was learnt: take more steps (--env-steps), or begin earlier "
-    "(--algo.replay.min-size, --algo.unroll)"
-)
 
 
 def _folder_name(config: RunConfig) -> str:

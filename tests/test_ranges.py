@@ -6,6 +6,7 @@ import dataclasses
 import math
 import typing
 from pathlib import Path
+from typing import Generic
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from rookery.algorithms.dqn import DQNConfig
 from rookery.algorithms.ppo import PPOConfig
 from rookery.config import AtariConfig, CheckpointConfig, GradientConfig, NetConfig, ReplayConfig, SupervisorConfig
 from rookery.errors import UsageError
-from rookery.ranges import describe, within
+from rookery.ranges import T, converted, describe, within
 from rookery.recipes import recipe
+from rookery.registry import decode_config, encode_config
 from rookery.run import check, configure, read_config
 
 GROUPS = (AtariConfig, NetConfig, ReplayConfig, SupervisorConfig, GradientConfig, CheckpointConfig)
@@ -33,9 +35,13 @@ def a_run(name: str = "ppo", env: str = "CartPole-v1", **fields):
     "fields, said",
     [
         ({"env_steps": 0}, "env_steps is 0; it must be a whole number, 1 or more"),
-        ({"env_steps": 1e5}, "env_steps is 100000.0; it must be a whole number, 1 or more"),
+        ({"env_steps": 1.5}, "env_steps is 1.5; it must be a whole number, 1 or more"),
+        ({"env_steps": math.inf}, "env_steps is inf; it must be a whole number, 1 or more"),
         ({"env_steps": True}, "env_steps is True; it must be a whole number"),
         ({"actors": -2, "envs_per_actor": 1}, "actors is -2"),
+        ({"actors": 0}, "actors is 0; it must be a whole number, 1 or more"),
+        ({"actors": "two"}, "actors is 'two'; it must be a whole number"),
+        ({"env_kwargs": None}, "env_kwargs is None; it must be a dictionary"),
         ({"threads": -1}, "threads is -1; it must be a whole number, 0 or more"),
         ({"quiet": 1}, "quiet is 1; it must be True or False"),
         ({"seed": "one"}, "seed is 'one'; it must be a whole number"),
@@ -50,7 +56,7 @@ def a_run(name: str = "ppo", env: str = "CartPole-v1", **fields):
         ({"atari": {"sticky": 1.5}}, "atari.sticky is 1.5; it must be from 0 to 1"),
         ({"net": {"core": "ltsm"}}, "net.core is 'ltsm'; it must be none or gru or lstm"),
         ({"net": {"core_size": 0}}, "net.core_size is 0"),
-        ({"net": {"hidden": (64, 0)}}, r"net.hidden is \(64, 0\); it must be a list of values, each a whole number, 1"),
+        ({"net": {"hidden": (64, 0)}}, r"net.hidden is .64, 0.; it must be a list of values, each a whole number, 1"),
         ({"net": {"hidden": 64}}, "net.hidden is 64; it must be a list of values"),
         ({"algo": {"lr": -1e-3}}, "algo.lr is -0.001; it must be 0 or more"),
         ({"algo": {"gamma": 1.5}}, "algo.gamma is 1.5; it must be from 0 to 1"),
@@ -105,6 +111,35 @@ def test_numbers_of_numpy_paths_and_lists_are_taken_for_what_they_are(tmp_path):
     assert config == run.config
     assert (config.seed, config.out, config.net.hidden) == (7, str(tmp_path / "run"), (8, 8))
     assert type(config.seed) is int and config.algo.lr == 0.5 and type(config.target_return) is float
+
+
+def test_a_number_is_whole_however_it_is_written():
+    config = a_run(env_steps=1e6, algo={"unroll": 64.0})
+    assert (config.env_steps, config.algo.unroll) == (1_000_000, 64) and type(config.env_steps) is int
+
+
+def test_a_file_is_refused_in_the_same_words():
+    text = encode_config(a_run(algo={"gamma": 0.5})).replace(b'"gamma": 0.5', b'"gamma": 1.5')
+    with pytest.raises(UsageError, match=r"config.json: algo.gamma is 1.5; it must be from 0 to 1"):
+        decode_config(text)
+
+
+def test_what_an_algorithm_of_ones_own_says_of_its_numbers_is_passed_on():
+    @dataclasses.dataclass(frozen=True)
+    class Own:
+        low: float = 0.0
+        high: float = 1.0
+
+        def __post_init__(self):
+            if self.low > self.high:
+                raise ValueError("low must not be above high")
+
+    @dataclasses.dataclass(frozen=True)
+    class Run(Generic[T]):
+        algo: T
+
+    with pytest.raises(UsageError, match="algo cannot be used: low must not be above high"):
+        converted({"algo": {"low": 2.0}}, Run[Own])
 
 
 def test_a_right_config_is_not_changed():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import subprocess
 import sys
 
@@ -54,6 +55,14 @@ def test_environments_that_cannot_be_made_again_cost_no_checkpoint(tmp_path):
     saved, _ = checkpoint.newest(tmp_path / "run" / "checkpoints")
     assert saved.env_steps >= 100
     assert len(support_flaky.closed) >= 2
+
+
+def test_what_was_learnt_before_that_is_saved_too(tmp_path):
+    support_flaky.plan |= {"step": 150, "make": 3}
+    with pytest.raises(EnvError, match=r"cannot any more.*a library has gone") as caught:
+        flaky(tmp_path / "run", checkpoint={"every": 10_000})
+    assert any("rookery resume" in note for note in caught.value.__notes__)
+    assert checkpoint.newest(tmp_path / "run" / "checkpoints")[0].env_steps >= 100
 
 
 @pytest.mark.parametrize("when", [1, 20])
@@ -168,6 +177,24 @@ def test_a_run_that_has_no_checkpoint_yet_is_resumed_from_its_start(tmp_path):
     run = rookery.resume(tmp_path / "run", trust=("support_flaky",))
     assert run.summary["env_steps"] >= 400 and run.summary["exit_reason"] == "env_steps"
     assert "no checkpoint yet: it begins anew" in (run.path / "metrics.jsonl").read_text()
+
+
+def test_it_may_then_have_another_number_of_actors(tmp_path):
+    support_flaky.plan["step"] = 3
+    with pytest.raises(EnvError):
+        flaky(tmp_path / "run", supervisor={"restarts": 0})
+    support_flaky.plan.clear()
+    run = rookery.resume(tmp_path / "run", trust=("support_flaky",), actors=1, envs_per_actor=3)
+    assert run.summary["env_steps"] >= 400 and (run.config.actors, run.config.envs_per_actor) == (1, 3)
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_taken_for_one_that_had_none(tmp_path):
+    run = rookery.train("ppo", env="CartPole-v1", out=str(tmp_path / "run"), **PPO, env_steps=64)
+    shutil.rmtree(run.path / "checkpoints")
+    summary = (run.path / "summary.json").read_bytes()
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        rookery.resume(run.path, env_steps=200)
+    assert (run.path / "summary.json").read_bytes() == summary
 
 
 def test_damaged_checkpoints_are_not_taken_for_none(tmp_path):

@@ -341,7 +341,8 @@ def _check(config: DQNConfig, spec: EnvSpec, recurrent: bool) -> None:
             f"{config.atoms} atoms from {config.v_min} to {config.v_max} span nothing; use algo.atoms 2 or more, 51 is "
             "usual, with algo.v_min below algo.v_max, or 0 for values that are numbers"
         )
-    if not (config.noisy or config.ladder or config.epsilon_start or config.epsilon_end):
+    epsilon = config.ladder_epsilon if config.ladder else max(config.epsilon_start, config.epsilon_end)
+    if not config.noisy and epsilon == 0:
         warnings.warn(
             "nothing explores: both epsilons are 0 and algo.noisy is off; set algo.epsilon_start and "
             "algo.epsilon_end, or turn algo.noisy or algo.ladder on",

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while no run listens to them: before it begins, and after it has ended."""
+"""Ctrl-C, SIGTERM and SIGUSR1 while no run listens to them: before it begins, and after it has ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Requeue(RookeryError):
 
 @contextmanager
 def answered() -> Iterator[None]:
-    """Both end what is going on, with the exit codes they have in a run."""
+    """They end what is going on, with the exit codes they have in a run."""
     with _handled(_stop):
         yield
 
@@ -33,14 +33,16 @@ def deferred() -> Iterator[None]:
 
 
 def _stop(number: int, frame: object = None) -> NoReturn:
-    raise Requeue("asked to stop") if number == signal.SIGTERM else KeyboardInterrupt
+    raise KeyboardInterrupt if number == signal.SIGINT else Requeue("asked to stop")
 
 
 @contextmanager
 def _handled(handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """The two go to `handler`, unless they are ignored, as in a background job, or this is not the main thread."""
+    """They go to `handler`, unless they are ignored, as in a background job, or this is not the main thread."""
     main = threading.current_thread() is threading.main_thread()
-    mine = [n for n in (signal.SIGINT, signal.SIGTERM) if main and signal.getsignal(n) != signal.SIG_IGN]
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in names if main]
+    mine = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
     old = {number: signal.signal(number, handler) for number in mine}
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,10 +49,16 @@ def resume(words: list[str]) -> int:
     if not words or words[0].startswith("-"):
         raise UsageError("which run? It comes first: rookery resume runs/...")
     with deferred():
-        from rookery import checkpoint
-        from rookery.cli.configure import ABOUT, EXTRA, changes, read
-        from rookery.cli.runs import open_run, trusted
-        from rookery.run import resume as run_resume
+        importlib.import_module("rookery.run")
+    with answered():
+        return _resume(words)
+
+
+def _resume(words: list[str]) -> int:
+    from rookery import checkpoint
+    from rookery.cli.configure import ABOUT, EXTRA, changes, read
+    from rookery.cli.runs import open_run, trusted
+    from rookery.run import resume as run_resume
 
     path, prog = Path(words[0]), f"rookery resume {words[0]}"
     trust = trusted(words)
@@ -65,8 +72,9 @@ def resume(words: list[str]) -> int:
     if steps is not None and steps >= new.env_steps:
         print(f"{path} is complete with {steps:,} steps; --env-steps {2 * steps} would go on to {2 * steps:,}")
         return 0
-    with answered():
-        return close(run_resume(path, trust, **fields))
+    if steps is None and not (path / "summary.json").exists():
+        print(f"{path} has no checkpoint yet: it begins anew")
+    return close(run_resume(path, trust, **fields))
 
 
 def close(run: Run) -> int:
@@ -83,7 +91,7 @@ def close(run: Run) -> int:
         "speed": f"{summary['steps_per_s']:,.0f} steps/s",
     }
     if not summary["updates"]:
-        rows["learnt"] = "[yellow]nothing[/]: it ended before its first update (--env-steps, --algo.replay.min-size)"
+        rows["learnt"] = "[yellow]nothing[/]: it ended before its first update; take more steps (--env-steps)"
     if summary["restarts"]:
         rows["replaced"] = f"{count(summary['restarts'], 'worker')}; the messages are in metrics.jsonl"
     if summary["return_mean"] is not None:

@@ -62,8 +62,9 @@ def _actors(config: RunConfig, overrides: dict[str, Any]) -> dict[str, Any]:
     if overrides.get("topology") == "local" and "actors" not in overrides and "envs_per_actor" not in overrides:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         overrides["actors"] = next(n for n in range(min(cores, lanes), 0, -1) if lanes % n == 0)
-    if "actors" in overrides and "envs_per_actor" not in overrides:
-        overrides["envs_per_actor"] = max(1, lanes // int(overrides["actors"]))
+    actors = overrides.get("actors")
+    if isinstance(actors, int) and actors > 0 and "envs_per_actor" not in overrides:  # anything else is refused later
+        overrides["envs_per_actor"] = max(1, lanes // actors)
     return overrides
 
 

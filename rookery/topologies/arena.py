@@ -22,6 +22,7 @@ class Arena:
     def __init__(self) -> None:
         self._segments = {name: Segment.reserve(name) for name in ("slots", "weights", "pulse")}
         self.free: list[int] = []  # slots
+        self.described: dict[str, Any] = {}  # what a worker must know to find its way in it
 
     def fds(self) -> dict[str, int]:
         return {name: segment.fd for name, segment in self._segments.items()}
@@ -36,11 +37,8 @@ class Arena:
         self.board = WeightBoard(self._segments["weights"])
         self.pulse = Pulse(self._segments["pulse"])
         self.free = list(range(count))
-        self._told = {f"{name}_size": size for name, size in sizes.items()} | {"layout": msgspec.to_builtins(layout)}
-
-    def described(self) -> dict[str, Any]:
-        """What a worker must know to find its way in it."""
-        return self._told
+        self.described = {f"{name}_size": size for name, size in sizes.items()}
+        self.described["layout"] = msgspec.to_builtins(layout)
 
     def release(self, slot: int, poison: bool) -> None:
         self.slots.release(slot, poison=poison)

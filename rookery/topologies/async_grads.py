@@ -70,6 +70,8 @@ def _run(job: Job, crew: Crew, applier: Applier) -> None:
     for actor in range(config.actors):
         order(actor)
     while crew.busy:
+        if not job.goes_on():
+            crew.finish()
         for actor, slot, report in crew.arrived(POLL):
             journal.told(report, config.actors)
             journal.split.add("learn", report.learn_s / config.actors)

@@ -61,6 +61,7 @@ class Crew:
         self._coming: dict[int, Waiting[None]] = {}  # actors whose replacement is on its way
         self._published: int | None = None  # version on the board
         self._last_order: dict[int, dict[str, Any]] = {}
+        self._finishing = False  # nobody is replaced any more
         self._complained = False  # about snapshots, to the user
         self._job: Job | None = None
         self._feed: Any = None  # what must hear of a lost worker
@@ -123,7 +124,7 @@ class Crew:
         resumed = job.snapshots and self._incarnation[index] == 0
         snapshot = pack_tree(job.snapshots[index]) if resumed else None
         self._tell(
-            index, self._arena.described() | {"op": "memory", "sequence": job.sequences[index], "snapshot": snapshot}
+            index, self._arena.described | {"op": "memory", "sequence": job.sequences[index], "snapshot": snapshot}
         )
 
     def _ready(self, index: int) -> Waiting[None]:
@@ -151,17 +152,17 @@ class Crew:
     def _replacement(self, index: int, error: EnvError) -> Waiting[bool]:
         """Put a new worker in the place of a failed one, or give up with the failed one's words.
 
-        Nobody is replaced for a user who wants to leave: False if that left the place empty.
+        Nobody is replaced for a run that ends, or a user who wants to leave: False if that left the place empty.
         """
         self._end(index)  # first: what it still wrote would be read as its successor's
         steps = self._give_back(index)
-        while self.signals.requested is None:
+        while not self._leaving:
             delay = self._restarts[index].next(error)  # raises the error itself once there were too many
             self._count(index, steps, error, f" — replaced in {delay:.1f} s")
             steps, until = 0, time.monotonic() + delay
-            while (left := until - time.monotonic()) > 0 and self.signals.requested is None:
+            while (left := until - time.monotonic()) > 0 and not self._leaving:
                 yield [], left
-            if self.signals.requested is not None:
+            if self._leaving:
                 return False
             self._incarnation[index] += 1
             self._spawn(index)
@@ -176,6 +177,10 @@ class Crew:
                 self._end(index)
         self._count(index, steps, error)
         return False
+
+    @property
+    def _leaving(self) -> bool:
+        return self._finishing or self.signals.requested is not None
 
     def _count(self, index: int, steps: int, error: EnvError, more: str = "") -> None:
         """Put a failure into the books."""
@@ -222,16 +227,19 @@ class Crew:
         while self.busy:
             yield from self.arrived(POLL)
 
-    def arrived(self, timeout: float) -> Iterator[tuple[int, int, ActorReport]]:
-        """What the actors have filled by now, waiting for the first at most that long: (actor, slot, report)."""
+    def arrived(self, timeout: float, again: bool = True) -> Iterator[tuple[int, int, ActorReport]]:
+        """What the actors have filled by now, waiting for the first at most that long: (actor, slot, report).
+
+        What is lost with an actor its replacement is ordered `again`, or nobody is.
+        """
         awaited = [channel for index in list(self._coming) for channel in self._go_on(index)]
         ready = channels.wait([self._channel(index) for index in self._busy] + awaited, timeout)
         for index in [i for i in self._busy if self._channel(i) in ready]:
-            yield from self._take(index)
+            yield from self._take(index, again)
         for index in self._overdue():
-            yield from self._take(index, self._hung(index, self._arena.pulse.age(index)))
+            yield from self._take(index, again, self._hung(index, self._arena.pulse.age(index)))
 
-    def _take(self, index: int, error: EnvError | None = None) -> Iterator[tuple[int, int, ActorReport]]:
+    def _take(self, index: int, again: bool, error: EnvError | None = None) -> Iterator[tuple[int, int, ActorReport]]:
         """Every unroll that an actor has announced, whole as they are; then the end it came to, if it came to one."""
         for _ in range(self.orders(index)):  # not those that are ordered while we are at it
             if not self._channel(index).poll():
@@ -246,9 +254,10 @@ class Crew:
                 self._expect(index)
             else:
                 del self._busy[index]
+            self._restarts[index].worked()
             yield index, slot, report
         if error is not None:
-            self._again(index, error)
+            self._come_back(index, error, self.orders(index) if again else 0)
 
     def _expect(self, index: int) -> None:
         """An actor has something to do from now on: what was before says nothing about its health."""
@@ -287,27 +296,28 @@ class Crew:
         """Whether an actor has filled all it was given, as far as we know."""
         return all(self.slots.stamp(slot).state == Slots.FULL for slot in self._busy.get(index, ()))
 
-    def _again(self, index: int, error: EnvError) -> None:
-        """The unroll is lost; a replacement will start on the same one, unless the user wants to leave."""
+    def _come_back(self, index: int, error: EnvError, orders: int) -> None:
+        """The unroll is lost; a replacement will start on the same one, with so many orders."""
 
-        def again(orders: int) -> Waiting[None]:
+        def coming() -> Waiting[None]:
             if (yield from self._replacement(index, error)):
                 for _ in range(orders):
                     self.order(index, **self._last_order[index])
 
-        self._coming[index] = again(self.orders(index))
+        self._coming[index] = coming()
         self._go_on(index)
 
     def _go_on(self, index: int) -> list[channels.Channel]:
-        """Go on with a replacement as far as that is possible without waiting; the channels it waits for."""
+        """Go on with a replacement as far as that is possible; the channels it waits for. It looks at clocks itself."""
         try:
             return next(self._coming[index])[0]
         except StopIteration:
             del self._coming[index]
             return []
 
-    def give_up_replacements(self) -> None:
-        """What they would fill is not wanted any more."""
+    def finish(self) -> None:
+        """No more is wanted than what is being filled: nobody is replaced from now on."""
+        self._finishing = True
         for index in list(self._coming):
             del self._coming[index]
             self._end(index)

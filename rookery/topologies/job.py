@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from time import monotonic
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 from rookery import checkpoint
 from rookery.algorithms.base import Algorithm
 from rookery.config import RunConfig
-from rookery.errors import CheckpointError, EnvError, LearnerError, NumericError, RookeryError, StorageError
+from rookery.errors import CheckpointError, LearnerError, NumericError, RookeryError, StorageError
 from rookery.journal import Journal
 from rookery.learner import Learner
 from rookery.topologies.faults import FaultPlan
@@ -44,8 +45,9 @@ class Job:
     sequences: list[int] = field(default_factory=list)  # unrolls that each actor has delivered
     resumed_at: int | None = None  # environment steps of the checkpoint we come from
     clock: Callable[[], float] = monotonic
-    _saved_at: int = 0
+    _saved_at: int = 0  # environment steps when a checkpoint was last tried, and the time
     _saved_when: float = 0.0
+    _kept_at: int = 0  # environment steps of the last one that was written
     _mirror: Published | None = None
 
     def __post_init__(self) -> None:
@@ -115,19 +117,20 @@ class Job:
             self.folder / "checkpoints", journal.env_steps, tensors | actor_tensors, meta,
             keep=self.config.checkpoint.keep, best=score,
         )  # fmt: skip
+        self._kept_at = journal.env_steps
 
     @contextmanager
     def rescuing(self, feed: Any) -> Iterator[None]:
         """Around the loop: if environments end the run, what was learnt since the last checkpoint is saved first."""
         try:
             yield
-        except EnvError as error:
-            if self.journal.env_steps > self._saved_at:
+        except (NumericError, LearnerError, StorageError, CheckpointError):
+            raise  # what there is to save is not sound, or there is nowhere to put it
+        except RookeryError as error:
+            if self.journal.env_steps > self._kept_at:
                 try:
                     self.save(feed, lambda: [None] * self.config.actors, last=True)
-                    error.add_note(
-                        f"what was learnt is saved: repair the environment, then rookery resume {self.folder}"
-                    )
+                    error.add_note(f"what was learnt is saved; go on with: rookery resume {quote(str(self.folder))}")
                 except RookeryError as trouble:
                     error.add_note(f"what was learnt since the last checkpoint could not be saved: {trouble}")
             raise
@@ -150,7 +153,8 @@ def restore(job: Job, saved: checkpoint.Checkpoint) -> None:
             "them, or start a new run"
         ) from error
     job.journal.load(saved.meta["journal"])
-    job.sequences, job._saved_at, job.resumed_at = list(saved.meta["sequences"]), saved.env_steps, saved.env_steps
+    job.sequences = list(saved.meta["sequences"])
+    job._saved_at = job._kept_at = job.resumed_at = saved.env_steps
     actors = checkpoint.decode_tree(saved.meta["actors"], saved.tensors)
     if saved.meta["exact"]:
         job.snapshots = [actors[str(i)] for i in range(job.config.actors)]

@@ -29,9 +29,10 @@ class Keeper:
         self._try(producer, lambda: None, anew=True)
 
     def fill(self, producer: Producer, arrays: Arrays) -> ActorReport:
-        return self._try(
-            producer, lambda: producer.fill(arrays, self.job.learner.version, self._tick(producer.actor)), anew=False
-        )
+        version, tick = self.job.learner.version, self._tick(producer.actor)
+        report = self._try(producer, lambda: producer.fill(arrays, version, tick), anew=False)
+        self.restarts[producer.index].worked()
+        return report
 
     def _start(self, producer: Producer) -> None:
         index, incarnation = producer.index, self.incarnation[producer.index]

@@ -83,7 +83,7 @@ def _at_once(job: Job, crew: Crew, feed: ReplayFeed) -> None:
 
     def take(timeout: float) -> None:
         """Put what has arrived into the memory; adding never waits for an update, the slots ahead see to that."""
-        for actor, slot, report in crew.arrived(timeout):
+        for actor, slot, report in crew.arrived(timeout, again=False):
             with journal.split.stage("transfer"):
                 feed.insert(crew.slots.arrays(slot), actor, report.pending, release=partial(crew.release, slot))
             journal.told(report, config.actors)
@@ -105,6 +105,8 @@ def _at_once(job: Job, crew: Crew, feed: ReplayFeed) -> None:
     published, loader = perf_counter(), Loader(draw, feed.memory.prefetch, feed.memory.loaders)
     try:
         while job.goes_on():
+            if job.checkpoint_due():
+                job.save(feed, no_snapshots)
             order()
             take(0.0)
             started = perf_counter()
@@ -125,12 +127,10 @@ def _at_once(job: Job, crew: Crew, feed: ReplayFeed) -> None:
                     learner.check_finite()
                     crew.publish(learner.published.read(), learner.version)
                 published = started
-            if job.checkpoint_due():
-                job.save(feed, no_snapshots)
     finally:
         loader.close()
     loader.check()
-    crew.give_up_replacements()
+    crew.finish()
     while crew.busy:
         take(POLL)
     job.close(feed, no_snapshots)

@@ -253,7 +253,7 @@ def _open_log(log: Path | None) -> tuple[int | None, int]:
 
 
 class Restarts:
-    """Bounded retries: 0.5, 1, 2, … seconds apart, at most `limit` within `window` seconds."""
+    """Bounded retries: 0.5, 1, 2, … seconds apart, at most `limit` within `window` seconds, or without any success."""
 
     def __init__(self, limit: int, window: float, clock: Callable[[], float] = time.monotonic):
         self.limit = limit
@@ -261,15 +261,20 @@ class Restarts:
         self.count = 0  # of all time, for the metrics
         self._clock = clock
         self._recent: deque[float] = deque()
+        self._in_vain = 0  # since anything came of one: those that fail slowly would never fill a window
+
+    def worked(self) -> None:
+        self._in_vain = 0
 
     def next(self, error: Exception) -> float:
         """Call once per failure: seconds to wait before the replacement. Once there were too many, raises `error`."""
         now = self._clock()
         while self._recent and now - self._recent[0] > self.window:
             self._recent.popleft()
-        if len(self._recent) >= self.limit:
+        if max(len(self._recent), self._in_vain) >= self.limit:
             raise error
         self._recent.append(now)
+        self._in_vain += 1
         self.count += 1
         return min(0.5 * 2 ** (len(self._recent) - 1), 30.0)
 

@@ -1,5 +1,6 @@
 """The command line and `rookery.configure` speak of the same configuration."""
 
+import dataclasses
 import re
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from rookery.cli.configure import changes, config_for
 from rookery.cli.flags import comments_of, flags_of
 from rookery.cli.main import main
-from rookery.config import AtariConfig, CheckpointConfig, NetConfig, RunConfig, SupervisorConfig
+from rookery.config import RunConfig
 from rookery.errors import UsageError
 from rookery.recipes import RECIPES
 from rookery.run import configure
@@ -84,19 +85,22 @@ def test_changes_are_dotted_and_only_what_differs():
     assert changes(old, old) == {}
 
 
-def test_help_names_and_explains_every_field(capsys):
-    assert main(["train", "ppo", "--help"]) == 0
+@pytest.mark.parametrize("name", ["ppo", "dqn", "d4pg"])
+def test_help_names_and_explains_every_field(capsys, name):
+    assert main(["train", name, "--help"]) == 0
     text = capsys.readouterr().out
     flat = re.sub(r"[\s│]+", " ", text)
-    recipe = RECIPES["ppo"]
-    blank = RunConfig(recipe="ppo", algorithm=recipe.algorithm, env="", algo=recipe.config())
+    recipe = RECIPES[name]
+    blank = RunConfig(recipe=name, algorithm=recipe.algorithm, env="", algo=recipe.config())
     for flag in set(flags_of(blank)) - {"recipe", "algorithm"}:
         assert f"--{flag}" in text
-    for group in (RunConfig, NetConfig, AtariConfig, CheckpointConfig, SupervisorConfig, type(blank.algo)):
-        comments = comments_of(group)
-        assert comments
-        for name in set(comments) - {"recipe", "algorithm", "algo", "preset"}:
-            assert comments[name] in flat
+    groups = [blank, *(getattr(blank, field.name) for field in dataclasses.fields(blank))]
+    groups += [blank.algo.replay] if name != "ppo" else []
+    for group in filter(dataclasses.is_dataclass, groups):
+        comments = comments_of(type(group))
+        plain = {f.name for f in dataclasses.fields(group) if not dataclasses.is_dataclass(getattr(group, f.name))}
+        for field in plain - {"recipe", "algorithm", "preset"}:
+            assert comments[field] in flat
 
 
 def test_help_for_an_environment_has_its_defaults(capsys):

@@ -183,9 +183,11 @@ def test_a_run_without_an_update_is_not_called_a_success(tmp_path, capsys):
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_is_resumed_from_its_start(run, capsys):
     shutil.rmtree(run / "checkpoints")
+    (run / "summary.json").unlink()
     assert main(["train", "ppo", "--env", "CartPole-v1", "--out", str(run)]) == 2
     assert f"rookery resume {run}" in capsys.readouterr().err
     assert main(["resume", str(run), "--quiet"]) == 0
+    assert "has no checkpoint yet: it begins anew" in capsys.readouterr().out
     assert newest(run) >= 1500
 
 

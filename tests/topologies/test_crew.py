@@ -18,6 +18,7 @@ import pytest
 import rookery
 from rookery import checkpoint
 from rookery.envs.scripted import Counter
+from rookery.errors import EnvError
 from rookery.pipes.shm import Slots
 from rookery.topologies import local
 from rookery.topologies.crew import Crew
@@ -61,6 +62,8 @@ class Secretive(Counter):
     def get_state(self) -> dict[str, Any]:
         if self.how == "raises":
             raise RuntimeError("not in the middle of an episode")
+        if self.how == "exits":
+            os._exit(9)
         if self.how == "hangs":
             select.select([], [], [])
         return {"handle": object()}
@@ -293,9 +296,10 @@ def test_nobody_waits_while_a_replacement_comes_up(tmp_path, monkeypatch, recipe
     assert updates > 10 and unrolls > 10, (updates, unrolls)
 
 
-def test_a_replacement_that_comes_too_late_for_the_run_is_given_up(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("recipe", "fields"), [("apex_dqn", APEX), ("gorila", GORILA)])
+def test_a_replacement_that_comes_too_late_for_the_run_is_given_up(tmp_path, monkeypatch, recipe, fields):
     """The other actor has taken all the steps: nobody waits for one that would have nothing to do."""
-    given_up, give_up, started = [], Crew.give_up_replacements, Crew._started
+    given_up, finish, started = [], Crew.finish, Crew._started
 
     def never(crew: Crew, index: int):
         while crew._incarnation[index]:
@@ -304,12 +308,34 @@ def test_a_replacement_that_comes_too_late_for_the_run_is_given_up(tmp_path, mon
 
     def seen(crew: Crew) -> None:
         given_up.extend(crew._coming)
-        give_up(crew)
+        finish(crew)
 
     monkeypatch.setattr(Crew, "_started", never)
-    monkeypatch.setattr(Crew, "give_up_replacements", seen)
+    monkeypatch.setattr(Crew, "finish", seen)
     run = rookery.train(
-        "apex_dqn", env="CartPole-v1", out=str(tmp_path / "run"), env_steps=2000,
-        fault_plan="actor[1]@env_step=137:sigkill", **APEX,
+        recipe, env="CartPole-v1", out=str(tmp_path / "run"), env_steps=2000,
+        fault_plan="actor[1]@env_step=137:sigkill", **fields,
     )  # fmt: skip
     assert given_up == [1] and run.summary["exit_reason"] == "env_steps" and run.summary["restarts"] == 1
+
+
+def test_an_actor_that_dies_when_all_is_done_is_nobodys_trouble(tmp_path, monkeypatch):
+    """No replacement, no failure: the steps that were wanted are there, and what it was filling is booked."""
+    finish = Crew.finish
+
+    def then_one_dies(crew: Crew) -> None:
+        finish(crew)
+        kill(crew, 1)
+
+    monkeypatch.setattr(Crew, "finish", then_one_dies)
+    fields = APEX | {"supervisor": {"restarts": 0}}
+    run = rookery.train("apex_dqn", env="CartPole-v1", out=str(tmp_path / "run"), env_steps=1000, **fields)
+    assert run.summary["exit_reason"] == "env_steps" and run.summary["env_steps"] < 1000 + 2 * 3 * 20
+
+
+def test_what_was_learnt_is_saved_though_no_actor_can_tell_its_state(tmp_path):
+    """The end comes while a checkpoint is being made: that one does not count as written."""
+    with pytest.raises(EnvError) as caught:
+        train_ppo(tmp_path, "secretive", {"how": "exits"}, env_steps=64, actors=1, supervisor={"restarts": 0})
+    assert any("what was learnt is saved" in note for note in caught.value.__notes__)
+    assert checkpoint.newest(tmp_path / "run" / "checkpoints")[0].env_steps >= 64

@@ -65,7 +65,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path, name, code, reason):
     assert actors_of(out) == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
 def test_a_signal_while_libraries_load_is_heard(tmp_path, number, code):
     out = tmp_path / "run"
     with started([*COMMAND, "--out", out], stderr=subprocess.PIPE, text=True) as process:

@@ -365,3 +365,11 @@ def test_the_memory_goes_with_the_run_and_does_not_wait_for_the_collector(tmp_pa
         assert [table() for table in made] == [None]
     finally:
         gc.enable()
+
+
+def test_a_memory_that_is_slow_to_fill_is_saved_meanwhile(tmp_path):
+    """Hours may pass before the first update: what was collected is not worth less for it."""
+    algo = {"replay": REPLAY | {"min_size": 550, "samples_per_insert": 0.0}}
+    fields = {"topology": "local", "env_steps": 500, "algo": algo, "checkpoint": {"every": 100, "keep": 100}}
+    run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", **fields)
+    assert run.summary["updates"] == 0 and len(checkpoint.all_steps(run.path / "checkpoints")) >= 3

@@ -418,13 +418,26 @@ def test_restarts_forget_what_is_older_than_the_window():
     assert restarts.next(error) == 0.5
     clock.now += 400
     assert restarts.next(error) == 1.0
+    restarts.worked()
     clock.now += 201  # the first one is forgotten
     assert restarts.next(error) == 1.0
     with pytest.raises(ValueError):
         restarts.next(error)
+    restarts.worked()
     clock.now += 601
     assert restarts.next(error) == 0.5
     assert restarts.count == 4
+
+
+def test_restarts_that_fail_slowly_end_too():
+    """A start that takes its whole deadline before it fails never has enough company in the window."""
+    clock, error = Clock(), ValueError("never comes up")
+    restarts = Restarts(3, 600.0, clock)
+    for _ in range(3):
+        restarts.next(error)
+        clock.now += 601
+    with pytest.raises(ValueError, match="never comes up"):
+        restarts.next(error)
 
 
 def test_no_restarts_means_none():
