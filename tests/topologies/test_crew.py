@@ -319,18 +319,24 @@ def test_a_replacement_that_comes_too_late_for_the_run_is_given_up(tmp_path, mon
     assert given_up == [1] and run.summary["exit_reason"] == "env_steps" and run.summary["restarts"] == 1
 
 
-def test_an_actor_that_dies_when_all_is_done_is_nobodys_trouble(tmp_path, monkeypatch):
-    """No replacement, no failure: the steps that were wanted are there, and what it was filling is booked."""
-    finish = Crew.finish
+def test_an_actor_that_dies_when_all_is_done_is_nobodys_trouble(tmp_path, monkeypatch, crews):
+    """No replacement, no failure: what was wanted is there, and what it was filling is booked."""
+    arrived = Crew.arrived
 
-    def then_one_dies(crew: Crew) -> None:
-        finish(crew)
-        kill(crew, 1)
+    def dead() -> bool:
+        return not crews[0]._workers[1].alive()
 
-    monkeypatch.setattr(Crew, "finish", then_one_dies)
-    fields = APEX | {"supervisor": {"restarts": 0}}
-    run = rookery.train("apex_dqn", env="CartPole-v1", out=str(tmp_path / "run"), env_steps=1000, **fields)
-    assert run.summary["exit_reason"] == "env_steps" and run.summary["env_steps"] < 1000 + 2 * 3 * 20
+    def unnoticed(crew: Crew, timeout: float, again: bool = True):
+        return iter(()) if dead() and not crew._finishing else arrived(crew, timeout, again)
+
+    monkeypatch.setattr(Crew, "arrived", unnoticed)
+    monkeypatch.setattr("rookery.journal.Journal.finished", lambda journal: "target_return" if dead() else None)
+    run = rookery.train(
+        "apex_dqn", env="CartPole-v1", out=str(tmp_path / "run"), env_steps=10**6, supervisor={"restarts": 0},
+        fault_plan="actor[1]@env_step=137:sigkill", **APEX,
+    )  # fmt: skip
+    assert run.exit_code == 0 and run.summary["exit_reason"] == "target_return"
+    assert run.summary["ledger"]["dropped"]["actor_died"] > 0
 
 
 def test_what_was_learnt_is_saved_though_no_actor_can_tell_its_state(tmp_path):

@@ -141,3 +141,13 @@ def test_shared_memory_goes_with_the_run_and_does_not_wait_for_the_collector(tmp
         assert descriptors(collect=False) == before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("topology", ["serial", "local"])
+def test_failures_far_apart_do_not_add_up(tmp_path, topology):
+    """One replacement is allowed in a moment: the next is another moment, and work was done in between."""
+    run = faulty(
+        tmp_path, "raise_step", topology, actors=1, env_steps=100, env_kwargs={"at_episode": 4},
+        supervisor={"restarts": 1, "window": 1e-3},
+    )  # fmt: skip
+    assert run.summary["restarts"] >= 2 and run.summary["exit_reason"] == "env_steps"
