@@ -56,6 +56,7 @@ def resume(words: list[str]) -> int:
 
 def _resume(words: list[str]) -> int:
     from rookery import checkpoint
+    from rookery.claim import claimed
     from rookery.cli.configure import ABOUT, EXTRA, changes, read
     from rookery.cli.runs import open_run, trusted
     from rookery.run import resume as run_resume
@@ -73,7 +74,8 @@ def _resume(words: list[str]) -> int:
         print(f"{path} is complete with {steps:,} steps; --env-steps {2 * steps} would go on to {2 * steps:,}")
         return 0
     if steps is None and not (path / "summary.json").exists():
-        print(f"{path} has no checkpoint yet: it begins anew")
+        with claimed(path):  # or somebody is about to write one
+            print(f"{path} has no checkpoint yet: it begins anew")
     return close(run_resume(path, trust, **fields))
 
 

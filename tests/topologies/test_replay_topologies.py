@@ -373,3 +373,12 @@ def test_a_memory_that_is_slow_to_fill_is_saved_meanwhile(tmp_path):
     fields = {"topology": "local", "env_steps": 500, "algo": algo, "checkpoint": {"every": 100, "keep": 100}}
     run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", **fields)
     assert run.summary["updates"] == 0 and len(checkpoint.all_steps(run.path / "checkpoints")) >= 3
+
+
+def test_several_loaders_draw_every_batch_once(tmp_path):
+    algo = APEX | {"replay": REPLAY | {"samples_per_insert": 2.0, "slack": 64.0, "loaders": 3, "prefetch": 6}}
+    run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=2000, algo=algo)
+    memory, ledger = run.summary["replay"], run.summary["ledger"]
+    drawn_ahead = 16 * (6 + 3)  # what waits in the queue, and one in every loader's hand
+    assert 0 <= memory["sampled"] - 16 * run.summary["updates"] <= drawn_ahead
+    assert ledger["collected"] == ledger["trained"] + ledger["evicted"] + ledger["in_flight"]
