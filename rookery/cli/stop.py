@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from rookery.errors import REQUEUE, RookeryError
+from rookery.topologies.signals import CODES
 
 
 class Requeue(RookeryError):
@@ -40,9 +41,7 @@ def _stop(number: int, frame: object = None) -> NoReturn:
 def _handled(handler: Callable[[int, Any], object]) -> Iterator[None]:
     """They go to `handler`, unless they are ignored, as in a background job, or this is not the main thread."""
     main = threading.current_thread() is threading.main_thread()
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
-    numbers = [getattr(signal, name) for name in names if main]
-    mine = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    mine = [number for number in CODES if main and signal.getsignal(number) != signal.SIG_IGN]
     old = {number: signal.signal(number, handler) for number in mine}
     try:
         yield
