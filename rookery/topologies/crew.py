@@ -2,8 +2,7 @@
 
 Every wait has a deadline. A worker that fails says why in its own words; one that dies or hangs is described. Either
 way its half-filled slot is dropped and counted, and a replacement with the next incarnation number takes its place.
-It may take long to come up, and nobody else waits for that: what waits for a worker is written as a generator that
-says what it waits for, and is gone on with whenever the crew is asked what has arrived.
+It may take long to come up, and nobody else waits for that: it goes on whenever the crew is asked what has arrived.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import torch
@@ -31,15 +30,13 @@ from rookery.topologies.arena import Arena
 from rookery.topologies.job import Job
 from rookery.topologies.signals import Patience, Signals, Stopped
 from rookery.topologies.supervise import Deadline, Restarts, Worker, stop_all
+from rookery.topologies.waiting import Waiting, wait_for
 from rookery.types import EnvSpec
 
 MODULE = "rookery.topologies.local_actor"
 POLL = 0.2  # seconds between two looks at heartbeats
 SEND = 10.0  # seconds for a worker to take a message, where it does not fit the socket
 STOP = 3.0  # seconds for the workers to end when asked to
-
-T = TypeVar("T")
-Waiting = Generator[tuple[list[channels.Channel], float], None, T]  # for a word in one of these, so many seconds
 
 
 class Crew:
@@ -51,7 +48,7 @@ class Crew:
         self._hurried = self.limits.grace / 3  # seconds for a worker to answer somebody who wants to leave
         self._logs = folder / "logs"
         self._arena = Arena()
-        self._workers: list[Worker | None] = [None] * config.actors
+        self._workers: list[Worker] = []
         self._incarnation = [0] * config.actors
         self._early: list[tuple[int, str, str]] = []  # replaced before there was a journal: actor, reason, words
         self._restarts = [Restarts(self.limits.restarts, self.limits.window) for _ in range(config.actors)]
@@ -78,14 +75,13 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        stop_all([worker for worker in self._workers if worker is not None], STOP)
+        stop_all(self._workers, STOP)
         self._arena.close()
         self._job = self._feed = None  # they hold on to us as we to them: a circle, and a replay memory in it
 
     def _kill(self) -> None:
         for worker in self._workers:
-            if worker is not None:
-                worker.kill()
+            worker.kill()
 
     # Coming up
 
@@ -116,7 +112,8 @@ class Crew:
             "trust": [path.partition(":")[0] for path in (self.config.algorithm, self.config.net.module) if path],
         }
         log = self._logs / f"actor-{index}.log"
-        self._workers[index] = Worker.start(self._module, f"actor {index}", start, self._arena.fds(), log)
+        worker = Worker.start(self._module, f"actor {index}", start, self._arena.fds(), log)
+        self._workers[index : index + 1] = [worker]  # the next one at the start, a successor later
 
     def _send_memory(self, index: int) -> None:
         job = self._job
@@ -144,9 +141,9 @@ class Crew:
     def _until_up(self, index: int, word: Callable[[int], Waiting[None]]) -> None:
         """Wait for a worker's word; if it fails instead, for a replacement."""
         try:
-            self._wait_for(word(index))
+            wait_for(word(index), self.signals.fileno())
         except EnvError as error:
-            if not self._wait_for(self._replacement(index, error)):
+            if not wait_for(self._replacement(index, error), self.signals.fileno()):
                 raise Stopped(self.signals.requested or 0) from error
 
     def _replacement(self, index: int, error: EnvError) -> Waiting[bool]:
@@ -203,10 +200,8 @@ class Crew:
         return steps
 
     def _end(self, index: int) -> None:
-        worker = self._workers[index]
-        assert worker is not None
-        worker.abort()
-        worker.channel.close()
+        self._workers[index].abort()
+        self._workers[index].channel.close()
         self._up.discard(index)
 
     # At work
@@ -345,14 +340,14 @@ class Crew:
             self._tell(index, {"op": "snapshot"})
         for index in asked:
             try:
-                message = self._wait_for(self._word(index, patience))
+                message = wait_for(self._word(index, patience), self.signals.fileno())
             except EnvError as error:
                 failed[index] = error
                 continue
             states[index] = None if message["state"] is None else unpack_tree(message["state"])
             self._pass_on(message["said"])
         for index, cause in failed.items():
-            self._wait_for(self._replacement(index, cause))
+            wait_for(self._replacement(index, cause), self.signals.fileno())
         return states
 
     def _pass_on(self, said: list[str]) -> None:
@@ -366,9 +361,7 @@ class Crew:
     # Words to and from a worker
 
     def _channel(self, index: int) -> channels.Channel:
-        worker = self._workers[index]
-        assert worker is not None
-        return worker.channel
+        return self._workers[index].channel
 
     def _tell(self, index: int, message: dict[str, Any]) -> None:
         """Say what will be answered. One that is gone, or does not listen, is noticed where the answer is awaited.
@@ -377,15 +370,6 @@ class Crew:
         """
         with contextlib.suppress(ChannelClosed, ChannelTimeout):
             self._channel(index).send(message, SEND)
-
-    def _wait_for(self, waiting: Waiting[T]) -> T:
-        """Nothing else is to be done meanwhile."""
-        while True:
-            try:
-                awaited, seconds = next(waiting)
-            except StopIteration as end:
-                return end.value
-            channels.wait(awaited, seconds, wake=self.signals.fileno())
 
     def _word(self, index: int, patience: Patience) -> Waiting[dict[str, Any]]:
         """The worker's next message; its failure, death or silence become an EnvError."""
@@ -408,14 +392,10 @@ class Crew:
         return message
 
     def _died(self, index: int) -> EnvError:
-        worker = self._workers[index]
-        assert worker is not None
-        return failure.died(worker, index, self._where(index))
+        return failure.died(self._workers[index], index, self._where(index))
 
     def _hung(self, index: int, seconds: float) -> EnvError:
-        worker = self._workers[index]
-        assert worker is not None
-        leaving = self.signals.requested is not None
+        worker, leaving = self._workers[index], self.signals.requested is not None
         return failure.hung(worker, index, self.config.env, self._where(index), seconds, leaving)
 
     def _where(self, index: int) -> str:
