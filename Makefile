@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-learning lint bench clean
+.PHONY: demo test test-learning test-attack lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,10 @@ lint: $(STAMP)
 
 test-learning: $(STAMP)
 	$(BIN)/python -m pytest -m learning --timeout 7200 -s
+
+# Random attacks from a printed seed; ROOKERY_ATTACK_SEED repeats them, ROOKERY_ATTACK_MINUTES sets their length.
+test-attack: $(STAMP)
+	ROOKERY_ATTACK_ROUNDS=$${ROOKERY_ATTACK_ROUNDS:-1000} $(BIN)/python -m pytest tests/attack -m 'attack or not attack' --timeout 7200 -s
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/throughput.py
