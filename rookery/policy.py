@@ -20,14 +20,14 @@ from rookery import checkpoint, tree
 from rookery.config import RunConfig
 from rookery.envs.last import Last
 from rookery.errors import CheckpointError
-from rookery.registry import algorithm_class, decode_config
+from rookery.registry import build_algorithm, decode_config
 from rookery.types import EnvSpec, Explore, Tree
 
 
 class Policy:
-    def __init__(self, config: RunConfig, spec: EnvSpec, saved: checkpoint.Checkpoint, trust: tuple[str, ...] = ()):
+    def __init__(self, config: RunConfig, spec: EnvSpec, saved: checkpoint.Checkpoint):
         self.config, self.spec, self.env_steps, self.path = config, spec, saved.env_steps, saved.path
-        self.algorithm = algorithm_class(config.algorithm, trust)(config.algo, config.net, spec, config.lanes)
+        self.algorithm = build_algorithm(config, spec)
         self.nets = self.algorithm.nets()
         prefix = "nets/"
         weights = {n.removeprefix(prefix): t for n, t in saved.tensors.items() if n.startswith(prefix)}
@@ -98,7 +98,7 @@ def load(path: str | Path, which: str = "newest", trust: tuple[str, ...] = ()) -
     except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
         raise CheckpointError(f"{path} is not a run folder of Rookery: {error}") from error
     if path != run:
-        return Policy(config, spec, checkpoint.load(path), trust)
+        return Policy(config, spec, checkpoint.load(path))
     if which == "best" and (best := checkpoint.best(run / "checkpoints")) is not None:
-        return Policy(config, spec, checkpoint.load(best), trust)
-    return Policy(config, spec, checkpoint.newest(run / "checkpoints")[0], trust)
+        return Policy(config, spec, checkpoint.load(best))
+    return Policy(config, spec, checkpoint.newest(run / "checkpoints")[0])
