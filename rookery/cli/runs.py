@@ -30,7 +30,7 @@ def open_run(path: Path, trust: tuple[str, ...], command: list[str]) -> RunConfi
         return read_config(folder, trust)
     except Refused as refused:
         fix = f"; if you trust it: {shlex.join(command)} {flags(refused.modules)}" if refused.helps else ""
-        raise UsageError(f"{folder / 'config.json'}: {refused.about}{fix}") from None
+        raise UsageError(f"{folder}: {refused.about}{fix}") from None
 
 
 def flags(modules: tuple[str, ...]) -> str:
