@@ -37,6 +37,14 @@ class Policy:
             raise CheckpointError(f"{saved.path} does not fit its own config.json: {error}") from error
         self.nets.eval()
 
+    def check_fits(self, spec: EnvSpec) -> None:
+        """Refuse an environment with other observations or actions than the policy has learnt from."""
+        if _outline(spec) != _outline(self.spec):
+            raise CheckpointError(
+                f"{self.path} does not fit the environment of its config.json, {spec.id}: it was trained on "
+                f"{_outline(self.spec)}, and this one has {_outline(spec)}"
+            )
+
     def initial_state(self, lanes: int) -> Tree:
         return self.algorithm.initial_state(self.nets, lanes)
 
@@ -80,6 +88,14 @@ class Policy:
         if spec.kind == "discrete":
             return int(action)
         return action.reshape(spec.box_shape) if spec.kind == "box" else action
+
+
+def _outline(spec: EnvSpec) -> str:
+    """Observations and actions by their shapes."""
+    obs = [f"{name} {leaf.kind} {list(leaf.shape)}" + f" of {leaf.n}" * (leaf.n > 0) for name, leaf in spec.obs.items()]
+    action = spec.action
+    size = action.size if action.kind == "box" else list(action.choices)
+    return f"observations {', '.join(sorted(obs))} and {action.kind} actions {size}"
 
 
 def _pick(obs: Any, name: str) -> Any:

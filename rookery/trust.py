@@ -41,7 +41,7 @@ class Refused(UsageError):
     def __init__(self, found: Sequence[Finding]):
         self.modules = tuple(dict.fromkeys(each.module for each in found if each.module))
         self.what = "; ".join(each.what for each in found)
-        self.about = f"config.json asks for what a stored run may not use by itself: {self.what}"
+        self.about = f"the run asks for what a stored run may not use by itself: {self.what}"
         self.helps = all(each.module for each in found)
         super().__init__(f"{self.about}; if you trust it: trust={self.modules!r}" if self.helps else self.about)
 

@@ -11,7 +11,7 @@ from rookery import checkpoint
 from rookery.cli.main import main
 from rookery.cli.play import divisor
 from rookery.cli.runs import trusted
-from rookery.errors import UsageError
+from rookery.errors import CheckpointError, UsageError
 from rookery.run import read_config
 
 
@@ -226,3 +226,13 @@ def test_a_stored_run_starts_no_compiler_unless_its_user_says_so_again(run, caps
     assert main(["eval", str(run), "--episodes", "1"]) == 0, "evaluation compiles nothing"
     assert main(["resume", str(run), "--env-steps", "1900", "--no-compile", "--quiet"]) == 0
     assert json.loads((run / "config.json").read_text())["compile"] is False
+
+
+@pytest.mark.parametrize("verb", ["eval", "record"])
+@pytest.mark.parametrize("env", ["Acrobot-v1", "Pendulum-v1", "FrozenLake-v1"])
+def test_a_run_whose_config_names_another_environment_is_refused_in_words(run, verb, env, capsys):
+    config = json.loads((run / "config.json").read_text()) | {"env": env}
+    (run / "config.json").write_text(json.dumps(config))
+    assert main([verb, str(run), "--episodes", "1"]) == CheckpointError.exit_code
+    said = capsys.readouterr().err
+    assert f"does not fit the environment of its config.json, {env}" in said and "Traceback" not in said
