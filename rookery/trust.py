@@ -20,7 +20,7 @@ import msgspec
 
 from rookery.errors import UsageError
 from rookery.printable import printable, shown
-from rookery.trusted import ALGORITHMS, ATARI, ENVS, TEST_TASKS, Known
+from rookery.trusted import ALGORITHMS, ATARI, ENVS, OWN_MODULES, TEST_TASKS, Known
 
 MODULE = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
 CODE = re.compile(rf"({MODULE}):([A-Za-z_][A-Za-z0-9_]*)")  # package.module:name
@@ -68,24 +68,31 @@ def findings(fields: Any, trust: Sequence[str] = ()) -> list[Finding]:
 
 
 def modules(trust: Sequence[str]) -> tuple[str, ...]:
-    """The modules that a user named as trusted; UsageError for what names none, or all of ours at once."""
+    """The modules that a user named as trusted; UsageError for what names none, or one of ours that calls others.
+
+    Functions of Rookery take names of code as arguments: who trusts them trusts whatever a file makes them call.
+    """
     names = (trust,) if isinstance(trust, str) else tuple(trust)
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(MODULE, name):
             raise UsageError(f"{shown(name)} cannot be trusted: give the name of a module, such as examples.own_env")
-        if name == "rookery":
-            raise UsageError(
-                "rookery as a whole cannot be trusted: its functions take names of code as arguments; "
-                "give the exact module, such as rookery.envs.scripted"
-            )
+        if _ours(name) and name not in OWN_MODULES:
+            raise UsageError(f"{name} cannot be trusted: of Rookery itself only {', '.join(OWN_MODULES)} can")
     return names
 
 
 def _allows(trust: tuple[str, ...], module: str) -> bool:
-    """A trusted package includes its modules. Ours does not: each module of Rookery must be named exactly."""
-    if module.partition(".")[0] == "rookery":
-        return module in trust
+    """A trusted package includes its modules; of ours, only whole modules can be trusted."""
     return any(module == name or module.startswith(name + ".") for name in trust)
+
+
+def _ours(module: str) -> bool:
+    return module.partition(".")[0] == "rookery"
+
+
+def _remedy(module: str) -> str:
+    """The module as one to trust, or nothing: most of ours are for nobody to call."""
+    return module if not _ours(module) or module in OWN_MODULES else ""
 
 
 def _code(field: str, path: str, trust: tuple[str, ...]) -> Finding | None:
@@ -94,18 +101,18 @@ def _code(field: str, path: str, trust: tuple[str, ...]) -> Finding | None:
     named = CODE.fullmatch(path)
     if named is None:
         return Finding(f"{field} {shown(path)}, which is not written as package.module:Class")
-    return None if _allows(trust, named[1]) else Finding(f"{field} {shown(path)}", named[1])
+    return None if _allows(trust, named[1]) else Finding(f"{field} {shown(path)}", _remedy(named[1]))
 
 
 def _env(env: str, kwargs: dict[str, Any], trust: tuple[str, ...]) -> list[Finding]:
     called = f"env {shown(env)}" + (f" called with {shown(kwargs)}" if kwargs else "")
     if named := CODE.fullmatch(env):
-        return [] if _allows(trust, named[1]) else [Finding(called, named[1])]
+        return [] if _allows(trust, named[1]) else [Finding(called, _remedy(named[1]))]
     named = ID.fullmatch(env)
     if named is None:
         return [Finding(f"{called}, which is not written as an environment's id")]
     module, name = named[1], named[2]
-    found = [Finding(called, module)] if module and not _allows(trust, module) else []
+    found = [Finding(called, _remedy(module))] if module and not _allows(trust, module) else []
     if name in ENVS:
         return found + _arguments(name, ENVS[name], kwargs, trust)
     makers = _makers(name)
@@ -158,8 +165,7 @@ def _module_of(entry_point: Any) -> str:
 
 def _root(module: str) -> str:
     """What to trust for a registered id: the package. Ours is never trusted as a whole."""
-    package = module.partition(".")[0]
-    return module if package == "rookery" else package
+    return _remedy(module) if _ours(module) else module.partition(".")[0]
 
 
 def _field(fields: Mapping[str, Any], name: str, kind: type, otherwise: Any = None, group: str = "") -> Any:

@@ -43,6 +43,9 @@ _OURS = {
 # Tasks that break on purpose, or take other environments as arguments: not on the list, here is what to trust for them.
 TEST_TASKS = dict.fromkeys(("rookery/Counter-v0", "rookery/Faulty-v0"), "rookery.envs.scripted")
 
+# The modules of Rookery that a user may trust: they define environments, and import nothing that an argument names.
+OWN_MODULES = tuple(dict.fromkeys([module for module, _ in _OURS.values()] + [*TEST_TASKS.values()]))
+
 _LANDER = {
     "continuous": bool, "gravity": Number, "enable_wind": bool, "wind_power": Number, "turbulence_power": Number,
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """The list of what stored runs may name, against what is installed: every name exists, every argument is one."""
 
 import ast
+import importlib
 import inspect
 import typing
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import rookery.envs
 from rookery.envs import cartpole, cliffwalk, memory
 from rookery.recipes import RECIPES
-from rookery.trusted import ALGORITHMS, ATARI, CONTROL, ENVS, GAMES, LIMIT, TEST_TASKS
+from rookery.trusted import ALGORITHMS, ATARI, CONTROL, ENVS, GAMES, LIMIT, OWN_MODULES, TEST_TASKS
 
 OURS = {"rookery.envs.memory": memory, "rookery.envs.cliffwalk": cliffwalk, "rookery.envs.cartpole": cartpole}
 
@@ -105,3 +106,11 @@ def test_no_argument_names_code_or_a_file():
     names = {name for known in ENVS.values() for name in known.arguments}
     for part in ("file", "path", "module", "class", "env", "render", "wrapper", "camera", "config", "kwargs", "mode"):
         assert not [name for name in names if part in name]
+
+
+def test_modules_of_ours_that_can_be_trusted_define_environments_and_call_nothing_by_name():
+    for name in OWN_MODULES:
+        module = importlib.import_module(name)
+        own = {value for value in vars(module).values() if getattr(value, "__module__", None) == name}
+        assert any(isinstance(value, type) and issubclass(value, gymnasium.Env) for value in own)
+        assert not {"importlib", "subprocess"} & {getattr(value, "__name__", "") for value in vars(module).values()}
