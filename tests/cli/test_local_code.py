@@ -72,3 +72,21 @@ def test_a_process_for_an_environment_does_not_look_in_the_current_directory_fir
     )
     assert "STRANGER" not in done.stderr
     assert done.stdout == "vector\n", done.stderr
+
+
+def test_settings_in_the_current_directory_do_not_start_latex(run, tmp_path):
+    """matplotlib reads a matplotlibrc where it is started, and with usetex runs a program on the text it draws."""
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    (stranger / "matplotlibrc").write_text("text.usetex: True\ntext.latex.preamble: \\input{/etc/passwd}\n")
+    for name in ("latex", "dvipng", "kpsewhich"):
+        (stranger / name).write_text(f"#!/bin/sh\ntouch {stranger}/started\nexit 1\n")
+        (stranger / name).chmod(0o755)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PATH": f"{stranger}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = [sys.executable, "-P", "-m", "rookery", "plot", str(run)]
+    done = subprocess.run(command, cwd=stranger, env=environment, capture_output=True, text=True, timeout=120)
+    assert not (stranger / "started").exists()
+    assert done.returncode == 0, done.stderr
