@@ -46,6 +46,7 @@ def evaluate(
     """
     if not 0.0 <= epsilon <= 1.0:
         raise UsageError(f"epsilon is {epsilon:g}; it is a share of the actions, from 0 to 1")
+    policy.check_fits(lanes.spec)
     if epsilon and policy.spec.action.kind == "box":
         raise UsageError(f"epsilon is for discrete actions and {policy.spec.id} has a Box; leave it out")
     threads = torch.get_num_threads()

@@ -20,14 +20,14 @@ from rookery import checkpoint, tree
 from rookery.config import RunConfig
 from rookery.envs.last import Last
 from rookery.errors import CheckpointError
-from rookery.registry import algorithm_class, decode_config
+from rookery.registry import build_algorithm, decode_config
 from rookery.types import EnvSpec, Explore, Tree
 
 
 class Policy:
-    def __init__(self, config: RunConfig, spec: EnvSpec, saved: checkpoint.Checkpoint, trust: tuple[str, ...] = ()):
+    def __init__(self, config: RunConfig, spec: EnvSpec, saved: checkpoint.Checkpoint):
         self.config, self.spec, self.env_steps, self.path = config, spec, saved.env_steps, saved.path
-        self.algorithm = algorithm_class(config.algorithm, trust)(config.algo, config.net, spec, config.lanes)
+        self.algorithm = build_algorithm(config, spec)
         self.nets = self.algorithm.nets()
         prefix = "nets/"
         weights = {n.removeprefix(prefix): t for n, t in saved.tensors.items() if n.startswith(prefix)}
@@ -36,6 +36,14 @@ class Policy:
         except RuntimeError as error:
             raise CheckpointError(f"{saved.path} does not fit its own config.json: {error}") from error
         self.nets.eval()
+
+    def check_fits(self, spec: EnvSpec) -> None:
+        """Refuse an environment with other observations or actions than the policy has learnt from."""
+        if _outline(spec) != _outline(self.spec):
+            raise CheckpointError(
+                f"{self.path} does not fit the environment of its config.json, {spec.id}: it was trained on "
+                f"{_outline(self.spec)}, and this one has {_outline(spec)}"
+            )
 
     def initial_state(self, lanes: int) -> Tree:
         return self.algorithm.initial_state(self.nets, lanes)
@@ -82,6 +90,14 @@ class Policy:
         return action.reshape(spec.box_shape) if spec.kind == "box" else action
 
 
+def _outline(spec: EnvSpec) -> str:
+    """Observations and actions by their shapes."""
+    obs = [f"{name} {leaf.kind} {list(leaf.shape)}" + f" of {leaf.n}" * (leaf.n > 0) for name, leaf in spec.obs.items()]
+    action = spec.action
+    size = action.size if action.kind == "box" else list(action.choices)
+    return f"observations {', '.join(sorted(obs))} and {action.kind} actions {size}"
+
+
 def _pick(obs: Any, name: str) -> Any:
     for key in name.split(".") if isinstance(obs, dict) else ():
         obs = obs[key]
@@ -98,7 +114,7 @@ def load(path: str | Path, which: str = "newest", trust: tuple[str, ...] = ()) -
     except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
         raise CheckpointError(f"{path} is not a run folder of Rookery: {error}") from error
     if path != run:
-        return Policy(config, spec, checkpoint.load(path), trust)
+        return Policy(config, spec, checkpoint.load(path))
     if which == "best" and (best := checkpoint.best(run / "checkpoints")) is not None:
-        return Policy(config, spec, checkpoint.load(best), trust)
-    return Policy(config, spec, checkpoint.newest(run / "checkpoints")[0], trust)
+        return Policy(config, spec, checkpoint.load(best))
+    return Policy(config, spec, checkpoint.newest(run / "checkpoints")[0])

@@ -55,6 +55,7 @@ def record(
     if config.net.feed_last:
         lanes = LastLanes(lanes, clip=policy.spec.clipped)
     try:
+        policy.check_fits(lanes.spec)
         fps = fps or float(env.metadata.get("render_fps") or 30)
         done = Recording(out, fps)
         with _film(out, fps) as film:

@@ -1,7 +1,7 @@
 """From names in a config to code: which algorithm a run uses, and how a config file is read back.
 
-A config may come from a stranger. Only modules of this package are imported on its word; anything else must be
-named as trusted by the user.
+A config in a file may come from a stranger: `decode_config` has it judged (`trust.py`) before anything is imported.
+`parents_config` is for worker processes, whose parent has done so.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,12 +18,13 @@ from rookery.algorithms.base import Algorithm
 from rookery.config import RunConfig
 from rookery.errors import UsageError
 from rookery.ranges import converted
+from rookery.trust import judge
 from rookery.types import EnvSpec
 
 
-def algorithm_class(path: str, trust: tuple[str, ...] = ()) -> type[Algorithm]:
+def algorithm_class(path: str) -> type[Algorithm]:
+    """The class that an import path names. Whoever reads the path from a file has it judged first."""
     module, _, name = path.partition(":")
-    check_trusted(module, trust)
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -33,15 +34,8 @@ def algorithm_class(path: str, trust: tuple[str, ...] = ()) -> type[Algorithm]:
     return found
 
 
-def check_trusted(module: str, trust: tuple[str, ...]) -> None:
-    """Refuse to import a module that a file names and the user did not."""
-    if module.split(".")[0] != "rookery" and not any(module == t or module.startswith(t + ".") for t in trust):
-        raise UsageError(f"the run names code outside Rookery, {module!r}; if you trust it, add --trust {module}")
-
-
 def build_algorithm(config: RunConfig, spec: EnvSpec) -> Algorithm:
-    module = config.algorithm.partition(":")[0]
-    return algorithm_class(config.algorithm, trust=(module,))(config.algo, config.net, spec, config.lanes)
+    return algorithm_class(config.algorithm)(config.algo, config.net, spec, config.lanes)
 
 
 def encode_config(config: RunConfig) -> bytes:
@@ -50,18 +44,36 @@ def encode_config(config: RunConfig) -> bytes:
     return msgspec.json.format(msgspec.json.encode(config), indent=2)
 
 
-def decode_config(data: bytes | str, trust: tuple[str, ...] = ()) -> RunConfig[Any]:
-    """A config as `encode_config` wrote it; an unknown or misspelt field is an error."""
+def decode_config(data: bytes | str, trust: Sequence[str] = ()) -> RunConfig[Any]:
+    """The config of a stored run, as `encode_config` wrote it. `trust`: modules that it may name besides our list.
+
+    An unknown or misspelt field is an error.
+    """
+    fields = _fields(data)
+    judge(fields, trust)
+    return _config(fields)
+
+
+def parents_config(data: bytes | str) -> RunConfig[Any]:
+    """The config that a worker process gets from its parent, over a channel of their own: the parent has judged it."""
+    return _config(_fields(data))
+
+
+def _fields(data: bytes | str) -> Any:
     try:
-        fields = msgspec.json.decode(data)
-        algo = algorithm_class(str(fields["algorithm"]), trust).Config
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise UsageError(f"config.json cannot be read: {error}") from error
+
+
+def _config(fields: Any) -> RunConfig[Any]:
+    try:
+        algo = algorithm_class(fields["algorithm"]).Config
         config = converted(fields, RunConfig[algo], "config.json: ")
         if unknown := _unknown(fields, config, ""):
             raise UsageError(f"config.json has unknown fields: {', '.join(sorted(unknown))}")
-        if config.net.module:
-            check_trusted(config.net.module.partition(":")[0], trust)
         return config
-    except (msgspec.DecodeError, msgspec.ValidationError, KeyError, TypeError) as error:
+    except (msgspec.ValidationError, KeyError, TypeError) as error:
         raise UsageError(f"config.json cannot be read: {error}") from error
 
 

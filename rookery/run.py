@@ -33,7 +33,7 @@ from rookery.nets.torso import bf16_is_emulated
 from rookery.ranges import within
 from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
-from rookery.registry import build_algorithm, check_trusted, decode_config, encode_config
+from rookery.registry import build_algorithm, decode_config, encode_config
 from rookery.topologies.job import Job, restore
 from rookery.topologies.probe import probe
 from rookery.topologies.signals import Signals, Stopped
@@ -87,16 +87,19 @@ def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
 def resume(path: str | Path, trust: tuple[str, ...] = (), **fields: Any) -> Run:
     """Go on with a run where its newest complete checkpoint ends, or from the start if it has none yet.
 
-    `env_steps=...` extends it.
+    `env_steps=...` extends it. `trust`: modules that its config.json may name, besides what Rookery knows itself.
     """
     folder = Path(path)
     read_config(folder, trust)  # or it is not a run folder
     with claimed(folder):
         before = read_config(folder, trust)
+        if before.compile and "compile" not in fields:  # a compiler is a program: no file starts it by itself
+            raise UsageError(
+                f"the run in {folder} uses torch.compile, which starts a compiler; "
+                "resume it with compile=True to allow that, or with compile=False"
+            )
         # A fault plan was for the life that ended; the next one is not struck again unless asked to be.
         config = check(with_fields(before, {"fault_plan": ""} | fields))
-        if ":" in config.env:
-            check_trusted(config.env.partition(":")[0], trust)
         if checkpoint.all_steps(folder / "checkpoints") or (folder / "summary.json").exists():
             saved, notes = checkpoint.newest(folder / "checkpoints")
             _check_same(before, config)

@@ -14,7 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "rookery"
 
-BASE = {"types", "tree", "errors", "config", "ranges", "seeding"}
+BASE = {"types", "tree", "errors", "config", "ranges", "seeding", "printable", "trust", "trusted"}
 CONTRACT = "algorithms.base"
 SERVICES = {"actor", "learner", "journal", "pipes", "metrics", "checkpoint", "evaluate"}
 SERVICES |= {"claim", "codec", "files", "memory_file", "policy", "producer", "record", "registry", "weights"}
@@ -25,6 +25,9 @@ EVERYTHING = {*BASE, "ops", "nets", "envs", "replay", "algorithms", *SERVICES, "
 MAY_IMPORT: dict[str, set[str]] = {
     "types": {"config"},
     "errors": set(),
+    "printable": set(),
+    "trusted": set(),
+    "trust": {"errors", "printable", "trusted"},
     "config": {"ranges"},
     "ranges": {"errors"},
     "seeding": set(),

@@ -12,6 +12,7 @@ import sys
 import traceback
 
 from rookery.errors import INTERRUPT, LearnerError, RookeryError, UsageError
+from rookery.printable import printable
 
 VERBS = {
     "train": ("rookery.cli.train:train", "train a recipe on an environment"),
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     except RookeryError as error:
         if "--debug" in words:
-            traceback.print_exc()
+            _say_traceback()
         _say_error("\n".join([str(error), *getattr(error, "__notes__", [])]))
         return error.exit_code
     except KeyboardInterrupt:
@@ -50,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception:
-        traceback.print_exc()
+        _say_traceback()
         _say_error("this is a bug in Rookery, or in code it was given; the traceback above says where")
         return LearnerError.exit_code
 
@@ -71,7 +72,9 @@ def _run(words: list[str]) -> int:
         what = "flag" if verb.startswith("-") else "verb"
         raise UsageError(f"there is no {what} {verb!r}; {nearest(verb, VERBS)}")
     if any(word.startswith("--trust") or ":" in word for word in rest):
-        sys.path.append(os.getcwd())  # code of the user's own; behind everything installed, so it can hide nothing
+        from rookery.cli.local import find_local_code
+
+        find_local_code(verb, rest)
     module, _, function = VERBS[verb][0].partition(":")
     return getattr(importlib.import_module(module), function)(rest)
 
@@ -91,7 +94,11 @@ def _help() -> str:
 def _say_error(message: str) -> None:
     red, off = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() else ("", "")
     sys.stdout.flush()
-    print(f"{red}error:{off} {message}", file=sys.stderr)
+    print(f"{red}error:{off} {printable(message)}", file=sys.stderr)
+
+
+def _say_traceback() -> None:
+    print(printable(traceback.format_exc()), file=sys.stderr, end="")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from rookery.cli.flags import parse
-from rookery.cli.runs import folder_of, open_run
+from rookery.cli.runs import folder_of, open_run, trusted
 from rookery.cli.show import console, count, escape, facts, number, only_answer
 from rookery.errors import EnvError, StorageError, UsageError
 
@@ -43,6 +43,7 @@ def evaluate(words: list[str]) -> int:
         raise UsageError("--episodes and --envs must be at least 1")
     if not 0 <= args.epsilon <= 1:
         raise UsageError("--epsilon is a share of actions, from 0 to 1")
+    args = dataclasses.replace(args, trust=trusted(words))  # of several --trust, all count
     config = open_run(args.run, args.trust, ["rookery", "eval", *words])
     with only_answer() if args.json else console().status(f"playing {args.episodes} episodes …"):
         result = _evaluation(args, config)
@@ -52,7 +53,7 @@ def evaluate(words: list[str]) -> int:
         return 0
     how = ("greedy" if result.greedy else "sampled") + (f", {result.epsilon:g} at random" if result.epsilon else "")
     console().print(facts({
-        "policy": f"{escape(str(args.run))}, {result.checkpoint} ({result.env_steps:,} steps)",
+        "policy": f"{escape(str(args.run))}, {escape(result.checkpoint)} ({result.env_steps:,} steps)",
         "played": f"{count(result.episodes, 'episode')} of {escape(result.env)}, {how}, seed {result.seed}",
         "return": f"[bold]{number(result.return_mean)}[/] ± {number(result.return_std)}, "
         f"from {number(result.return_min)} to {number(result.return_max)}",
@@ -128,6 +129,7 @@ def record(words: list[str]) -> int:
         raise UsageError("--episodes and --max-steps must be at least 1")
     if not 0 <= args.fps <= 1000:
         raise UsageError("--fps is a number of pictures per second, or 0 for what the environment says")
+    args = dataclasses.replace(args, trust=trusted(words))  # of several --trust, all count
     config = open_run(args.run, args.trust, ["rookery", "record", *words])
     import torch
 

@@ -1,13 +1,13 @@
-"""Opening a stored run: a folder that may have come from a stranger."""
+"""Opening a stored run: a folder that may have come from a stranger. What it may name is judged in `trust.py`."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rookery.errors import CheckpointError, UsageError
+from rookery.trust import Refused
 
 if TYPE_CHECKING:
     from rookery.config import RunConfig
@@ -22,17 +22,30 @@ def folder_of(path: Path) -> Path:
 
 
 def open_run(path: Path, trust: tuple[str, ...], command: list[str]) -> RunConfig:
-    """The config of a run. Code outside Rookery that it names is refused, with the command that would allow it."""
-    folder = folder_of(path)
-    if untrusted := [module for module in outside(folder) if not _allowed(module, trust)]:
-        more = " ".join(f"--trust {shlex.quote(module)}" for module in untrusted)
-        raise UsageError(
-            f"the run would import code outside Rookery: {', '.join(untrusted)}; if you trust it: "
-            f"{shlex.join(command)} {more}"
-        )
+    """The config of a run. What it asks for beyond the list is refused, with the command that would allow it."""
     from rookery.run import read_config
 
-    return read_config(folder, trust)
+    folder = folder_of(path)
+    try:
+        return read_config(folder, trust)
+    except Refused as refused:
+        fix = f"; if you trust it: {shlex.join(command)} {flags(refused.modules)}" if refused.helps else ""
+        raise UsageError(f"{folder}: {refused.about}{fix}") from None
+
+
+def flags(modules: tuple[str, ...]) -> str:
+    """Modules as `--trust` takes them."""
+    return " ".join(f"--trust {shlex.quote(module)}" for module in modules)
+
+
+def needs(config: RunConfig) -> str:
+    """The flags that opening this run again would need, each with a space before it."""
+    import msgspec
+
+    from rookery.trust import findings
+
+    modules = [each.module for each in findings(msgspec.to_builtins(config)) if each.module]
+    return "".join(f" {flags((module,))}" for module in dict.fromkeys(modules))
 
 
 def trusted(words: list[str]) -> tuple[str, ...]:
@@ -47,18 +60,3 @@ def trusted(words: list[str]) -> tuple[str, ...]:
         elif listing:
             found.append(word)
     return tuple(found)
-
-
-def outside(folder: Path) -> list[str]:
-    """Modules that a run's config would have us import, besides our own."""
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-        names = [config["algorithm"], config["env"], config["net"]["module"]]
-        modules = [str(name).partition(":")[0] for name in names if ":" in str(name)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / 'config.json'} cannot be read: {type(error).__name__}: {error}") from error
-    return [module for module in dict.fromkeys(modules) if module.split(".")[0] != "rookery"]
-
-
-def _allowed(module: str, trust: tuple[str, ...]) -> bool:
-    return any(module == name or module.startswith(name + ".") for name in trust)

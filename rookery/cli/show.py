@@ -7,9 +7,11 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+
+from rookery.printable import printable
 
 __all__ = ["console", "count", "escape", "facts", "number", "only_answer"]
 
@@ -18,6 +20,11 @@ def console(piped: int = 400) -> Console:
     """Standard output, as it is now; `piped` columns where it is no terminal, so that paths are not broken."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else piped
     return Console(file=sys.stdout, highlight=False, width=width)
+
+
+def escape(text: str) -> str:
+    """Text from outside, as it is: neither markup of Rich nor anything that a terminal obeys."""
+    return markup.escape(printable(text))
 
 
 def facts(rows: Mapping[str, str]) -> Table:

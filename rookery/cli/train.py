@@ -66,7 +66,7 @@ def _resume(words: list[str]) -> int:
     old = open_run(path, trust, ["rookery", "resume", *words])
     extra = {"trust": EXTRA["trust"]}
     new, _ = read(old, words[1:], prog, f"Go on with this run. The defaults are its own values.\n\n{ABOUT}", extra)
-    fields = changes(old, new)
+    fields = changes(old, new) | _compile(path, old.compile, new.compile, words)
     if wrong := {"env", "out"} & set(fields):
         raise UsageError(f"--{wrong.pop()} belongs to the run and cannot change; train a new one instead")
     steps = max(checkpoint.all_steps(path / "checkpoints"), default=None)
@@ -79,9 +79,22 @@ def _resume(words: list[str]) -> int:
     return close(run_resume(path, trust, **fields))
 
 
+def _compile(path: Path, old: bool, new: bool, words: list[str]) -> dict[str, bool]:
+    """A stored run starts no compiler by itself: its user says again that it shall, or that it shall not."""
+    if not old:
+        return {}
+    names = {word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")}
+    if not names & {"compile", "no-compile"}:
+        raise UsageError(
+            f"the run in {path} uses torch.compile, which starts a compiler; "
+            "add --compile to allow that, or --no-compile"
+        )
+    return {"compile": new}
+
+
 def close(run: Run) -> int:
     """Say what came of a run and what can be done with it."""
-    from rookery.cli.runs import outside
+    from rookery.cli.runs import needs
     from rookery.cli.show import console, count, escape, facts
 
     summary, path = run.summary, shlex.quote(str(run.path))
@@ -98,11 +111,12 @@ def close(run: Run) -> int:
         rows["replaced"] = f"{count(summary['restarts'], 'worker')}; the messages are in metrics.jsonl"
     if summary["return_mean"] is not None:
         rows["curve"] = escape(_curve(run.path))
-    trust = "".join(f" --trust {module}" for module in outside(run.path))
-    further = f"\nrookery resume {path} --env-steps {2 * summary['env_steps']}{trust}"
+    trust = needs(run.config)
+    again = trust + (" --compile" if run.config.compile else "")
+    further = f"\nrookery resume {path} --env-steps {2 * summary['env_steps']}{again}"
     if summary["exit_reason"] == "target_return":
         further = f"\nrookery record {path}{trust}"
-    rows["next"] = escape(f"rookery resume {path}{trust}" if run.exit_code else f"rookery eval {path}{trust}{further}")
+    rows["next"] = escape(f"rookery resume {path}{again}" if run.exit_code else f"rookery eval {path}{trust}{further}")
     console().print(facts(rows))
     return run.exit_code
 

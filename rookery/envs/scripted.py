@@ -108,6 +108,8 @@ class Faulty(gymnasium.Env):
     ):
         if fault not in Fault.__args__:
             raise ValueError(f"fault may be {', '.join(Fault.__args__)}, not {fault!r}")
+        if ":" in env:  # Gymnasium would import what stands before it, on the word of an argument
+            raise ValueError(f"env may be an id that is registered already, not {env!r}")
         self.fault, self.at_step, self.at_episode = fault, at_step, at_episode
         self.marker, self.only_seed, self.hang_seconds = marker, seed, hang_seconds
         self.episode, self.t, self.last_seed = -1, 0, None

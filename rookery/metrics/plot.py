@@ -7,7 +7,8 @@ other difference is a line of its own, named by what differs. Nothing is smoothe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,19 @@ class Curve:
     return_mean: np.ndarray
 
 
+@contextmanager
+def _text_is_text() -> Iterator[None]:
+    """No LaTeX: settings in the current directory, which may be a stranger's, would have matplotlib run it."""
+    try:
+        import matplotlib
+    except ImportError:  # said in words by who draws
+        yield
+        return
+    with matplotlib.rc_context({"text.usetex": False}):
+        yield
+
+
+@_text_is_text()
 def plot_runs(run_folders: Sequence[Path], out: Path) -> Path:
     """Return against environment steps and against wall time."""
     curves = [read_curve(Path(folder)) for folder in run_folders]
@@ -65,6 +79,7 @@ def plot_runs(run_folders: Sequence[Path], out: Path) -> Path:
     return _save(figure, out)
 
 
+@_text_is_text()
 def plot_scaling(rows: Sequence[Mapping[str, Any]], out: Path) -> Path:
     """Throughput against the number of actors beside the ideal line, and the share of time spent waiting.
 

@@ -109,7 +109,6 @@ class Crew:
             "config": encode_config(self.config).decode(),
             "index": index,
             "incarnation": self._incarnation[index],
-            "trust": [path.partition(":")[0] for path in (self.config.algorithm, self.config.net.module) if path],
         }
         log = self._logs / f"actor-{index}.log"
         worker = Worker.start(self._module, f"actor {index}", start, self._arena.fds(), log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -23,10 +24,14 @@ def probe(env: str, env_kwargs: dict[str, Any], deadline: float = DEADLINE) -> E
 
 def ask(question: dict[str, Any], deadline: float) -> Any:
     """Put a question to a child process (`rookery.envs.answer`) and give it `deadline` seconds."""
-    command = [sys.executable, "-m", "rookery.envs.answer"]
+    # -P: not from the current directory, which may be a stranger's; from where this process has its modules.
+    command = [sys.executable, "-P", "-m", "rookery.envs.answer"]
     question = question | {"path": sys.path}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
     try:
-        done = subprocess.run(command, input=json.dumps(question), capture_output=True, text=True, timeout=deadline)
+        done = subprocess.run(
+            command, env=environment, input=json.dumps(question), capture_output=True, text=True, timeout=deadline
+        )
     except subprocess.TimeoutExpired:
         raise EnvError(
             f"environment {question['env']} gave no answer within {deadline:g} s: it hangs, or needs longer",

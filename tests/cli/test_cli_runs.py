@@ -6,11 +6,12 @@ import shutil
 
 import pytest
 
+import rookery
 from rookery import checkpoint
 from rookery.cli.main import main
 from rookery.cli.play import divisor
-from rookery.cli.runs import outside, trusted
-from rookery.errors import UsageError
+from rookery.cli.runs import trusted
+from rookery.errors import CheckpointError, UsageError
 from rookery.run import read_config
 
 
@@ -146,13 +147,17 @@ def test_the_next_commands_of_such_a_run_carry_the_trust(own_run, own_env, capsy
     assert f"rookery eval {own_run} --trust {own_env}" in capsys.readouterr().out
 
 
-def test_a_run_that_names_a_network_or_algorithm_of_a_stranger_needs_trust(run):
+def test_a_run_that_names_a_network_or_algorithm_of_a_stranger_needs_trust(run, capsys):
     config = json.loads((run / "config.json").read_text())
     config["net"]["module"] = "strange.net:Torso"
     config["algorithm"] = "odd.algo:Thing"
     (run / "config.json").write_text(json.dumps(config))
-    assert outside(run) == ["odd.algo", "strange.net"]
+    assert main(["eval", str(run)]) == UsageError.exit_code
+    assert f"rookery eval {run} --trust odd.algo --trust strange.net" in capsys.readouterr().err
     assert main(["eval", str(run), "--trust", "odd"]) == UsageError.exit_code
+    assert f"rookery eval {run} --trust odd --trust strange.net" in capsys.readouterr().err
+    assert main(["eval", str(run), "--trust", "odd", "--trust", "strange.net"]) == UsageError.exit_code
+    assert "No module named 'odd'" in capsys.readouterr().err, "both are trusted: now it is looked for"
 
 
 def test_an_environment_that_fails_in_evaluation_is_an_env_error(own_run, own_env, capsys):
@@ -207,3 +212,27 @@ def test_an_environment_that_cannot_be_filmed_is_named_as_such(tmp_path, monkeyp
     assert main(["train", "ppo", *words, "--env-steps", "300", "--quiet"]) == 0
     assert main(["record", str(tmp_path / "own"), "--trust", "unseen_env"]) == 2
     assert "cannot be filmed: whoever makes it does not take render_mode" in capsys.readouterr().err
+
+
+def test_a_stored_run_starts_no_compiler_unless_its_user_says_so_again(run, capsys):
+    config = json.loads((run / "config.json").read_text()) | {"compile": True}
+    (run / "config.json").write_text(json.dumps(config))
+    before = sorted(path.name for path in run.iterdir())
+    assert main(["resume", str(run), "--env-steps", "1900"]) == UsageError.exit_code
+    assert "add --compile" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="compile=True"):
+        rookery.resume(run, env_steps=1900)
+    assert sorted(path.name for path in run.iterdir() if path.name != "lock") == [n for n in before if n != "lock"]
+    assert main(["eval", str(run), "--episodes", "1"]) == 0, "evaluation compiles nothing"
+    assert main(["resume", str(run), "--env-steps", "1900", "--no-compile", "--quiet"]) == 0
+    assert json.loads((run / "config.json").read_text())["compile"] is False
+
+
+@pytest.mark.parametrize("verb", ["eval", "record"])
+@pytest.mark.parametrize("env", ["Acrobot-v1", "Pendulum-v1", "FrozenLake-v1"])
+def test_a_run_whose_config_names_another_environment_is_refused_in_words(run, verb, env, capsys):
+    config = json.loads((run / "config.json").read_text()) | {"env": env}
+    (run / "config.json").write_text(json.dumps(config))
+    assert main([verb, str(run), "--episodes", "1"]) == CheckpointError.exit_code
+    said = capsys.readouterr().err
+    assert f"does not fit the environment of its config.json, {env}" in said and "Traceback" not in said
