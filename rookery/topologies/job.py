@@ -121,7 +121,11 @@ class Job:
 
     @contextmanager
     def rescuing(self, feed: Any) -> Iterator[None]:
-        """Around the loop: if environments end the run, what was learnt since the last checkpoint is saved first."""
+        """Around the loop: if environments end the run, what was learnt since the last checkpoint is saved first.
+
+        In it, every record of the journal counts what waits in the feed.
+        """
+        self.journal.in_flight = lambda: feed.in_flight
         try:
             yield
         except (NumericError, LearnerError, StorageError, CheckpointError):
@@ -134,6 +138,8 @@ class Job:
                 except RookeryError as trouble:
                     error.add_note(f"what was learnt since the last checkpoint could not be saved: {trouble}")
             raise
+        finally:
+            self.journal.in_flight = None  # it holds the feed, and a replay memory would wait for the collector
 
     def close(self, feed: Any, snapshots: Snapshots) -> None:
         """The last checkpoint, and the books."""
