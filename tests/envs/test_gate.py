@@ -67,13 +67,13 @@ def test_rows_may_be_aligned():
 @given(st.sampled_from("ar"), st.integers(0, T - 1), st.integers(0, B - 1), st.integers(0, 3), BAD)
 def test_a_row_is_not_finite_if_one_number_of_it_is_not(column, row, lane, place, value):
     obs, reward = clean()
-    finite = watch(obs, reward)
+    finite = watch(obs, reward)  # it looks at the arrays, whatever is in them later
     assert all(map(finite, range(T)))
     if column == "a":
         obs["a"][row + 1, lane, place] = value
     else:
         reward[row, lane] = value
-    assert [finite(each) for each in range(T)] == [each != row for each in range(T)], "it looks at the arrays themselves"
+    assert [finite(each) for each in range(T)] == [each != row for each in range(T)]
 
 
 @pytest.mark.filterwarnings("error")
