@@ -1,8 +1,8 @@
 """An actor: environments × policy → unrolls, written straight into the memory they will travel in.
 
 It knows the algorithm's contract and nothing of where the memory lives (a slot of shared memory, a plain array) or
-where the weights come from. Per step it does four things: act, step, write, zero recurrent states; everything that
-can be computed for the whole unroll at once (which rows are live, episode returns, the finite check) comes at its end.
+where the weights come from. Per step it does five things: act, step, write, look for what is not finite, zero recurrent
+states; what can be computed for the whole unroll at once (which rows are live, episode returns) comes at its end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 
 from rookery import tree
 from rookery.algorithms.base import Algorithm
-from rookery.envs.gate import find_nonfinite
+from rookery.envs.gate import find_nonfinite, watch
 from rookery.envs.lanes import LaneFault, Lanes
 from rookery.errors import EnvError, NumericError
 from rookery.seeding import seed_of
@@ -57,6 +57,7 @@ class Actor:
         self._state = self.algorithm.initial_state(self.nets, count)
         try:
             self._obs = tree.map(np.copy, self.lanes.reset(seeds))
+            self._check_finite(self._obs, np.zeros(count, np.float32))
         except LaneFault as fault:
             raise self._located(fault, fault.lane, 0, 0) from fault
 
@@ -66,7 +67,7 @@ class Actor:
         plan, act, step, nets = self.plan, self.algorithm.act, self.lanes.step, self.nets
         explore = self._explore
         explore.rng.manual_seed(seed_of(self.seed, "act", self.index, self.sequence))
-        state, live, obs_in = self._state, self._live, _rows(out.obs)
+        state, live, obs_in, finite = self._state, self._live, _rows(out.obs), watch(out.obs, out.reward)
         recurrent = bool(state)
         # Episodes are told in the game's own points where the reward that trains is clipped.
         score = np.empty(out.reward.shape, np.float64) if self.lanes.score is not None else None
@@ -91,6 +92,8 @@ class Actor:
                     inference_s += t1 - t0
                     env_s += t2 - t1
                     _write(out, row, action, output, obs, reward, terminated, truncated)
+                    if not finite(row):
+                        self._check_finite(tree.map(lambda rows: rows[row + 1], out.obs), out.reward[row])  # noqa: B023
                     if score is not None:
                         score[row] = self.lanes.score
                     if recurrent:
@@ -98,13 +101,8 @@ class Actor:
                         state = output.state if live.all() else _zeroed(output.state, live)
                         live = ~(terminated | truncated)
         except LaneFault as fault:
-            # A bad observation makes bad actions, and an environment that chokes on one is not the cause; nor is one
-            # that chokes on the action of a policy that has diverged.
             out.action[row] = action
-            first = find_nonfinite(tree.map(lambda rows: rows[: row + 1], out.obs), out.reward[:row])
-            if first is not None:
-                raise self._nonfinite(first, row, out) from fault
-            self._check_actions(out, row)
+            self._check_actions(out, row)  # an environment that chokes on what is no number is not the cause
             raise self._located(fault, fault.lane, row, live_steps(out, row), rows_of=out) from fault
         self._state = tree.map(torch.clone, state)
         self._obs = tree.map(lambda rows: rows[-1].copy(), out.obs)
@@ -116,9 +114,6 @@ class Actor:
     def _finish(self, out: Unroll, points: np.ndarray) -> ActorReport:
         ends = out.terminated | out.truncated
         np.logical_not(ends[:-1], out=out.live[1:])
-        bad = find_nonfinite(out.obs, out.reward)
-        if bad is not None:
-            raise self._nonfinite(bad, self.plan.unroll, out)
         self._check_actions(out, self.plan.unroll - 1)
         report = ActorReport(live_steps(out, self.plan.unroll))
         total = self._total + np.cumsum(points, axis=0, dtype=np.float64)
@@ -135,24 +130,23 @@ class Actor:
         self._live = ~ends[-1]
         return report
 
-    def _nonfinite(self, bad: tuple[int, int, str], rows: int, out: Unroll) -> EnvError:
-        row, lane, what = bad
-        self._check_actions(out, row)
-        fault = LaneFault(lane, f"returned {what}", reason="nonfinite")
-        return self._located(fault, lane, row, live_steps(out, rows), rows_of=out)
+    def _check_finite(self, obs: dict[str, np.ndarray], reward: np.ndarray) -> None:
+        """LaneFault if what one step has brought, [B, ...], is not finite."""
+        bad = find_nonfinite(tree.map(lambda now: now[None], obs), reward[None])
+        if bad is not None:
+            raise LaneFault(bad[1], f"returned {bad[2]}", reason="nonfinite")
 
     def _check_actions(self, out: Unroll, row: int) -> None:
-        """NumericError if up to this row the policy made of sound observations what is no number."""
+        """NumericError if up to this row the policy chose what is no number. All it has seen was finite."""
         action = out.action[: row + 1]
         if not np.issubdtype(action.dtype, np.floating) or np.isfinite(action).all():
             return
         at, lane = (int(i) for i in np.argwhere(~np.isfinite(action))[0][:2])
-        if find_nonfinite(tree.map(lambda rows: rows[: at + 1], out.obs), out.reward[:at]) is None:
-            raise NumericError(
-                f"the policy chose {action[at, lane]} in environment {self.lanes.spec.id} (actor {self.index}, lane "
-                f"{self.first_lane + lane}, unroll {self.sequence}): it has diverged; the last good checkpoint was "
-                "kept. Lower the step sizes, or scale the rewards"
-            )
+        raise NumericError(
+            f"the policy chose {action[at, lane]} in environment {self.lanes.spec.id} (actor {self.index}, lane "
+            f"{self.first_lane + lane}, unroll {self.sequence}): it has diverged; the last good checkpoint was "
+            "kept. Lower the step sizes, or scale the rewards"
+        )
 
     def _located(self, fault: LaneFault, lane: int, row: int, steps: int, rows_of: Unroll | None = None) -> EnvError:
         """The fault with its address: environment, lane, episode, step."""

@@ -5,6 +5,9 @@ An error says what happened, where (environment, episode, step) and what to do n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class RookeryError(Exception):
     """Base of all errors that end a run with a message instead of a traceback."""
@@ -37,6 +40,11 @@ class NumericError(RookeryError):
     """Losses or gradients that stay non-finite."""
 
     exit_code = 5
+
+    def __init__(self, message: str, skips: Sequence[dict[str, Any]] = ()):
+        super().__init__(message)
+        self.skips = list(skips)  # updates that were refused, the last one included; none if the weights are at fault
+        self.evidence: dict[str, Any] = {}  # what the last of them was made from, where the learner has it
 
 
 class CheckpointError(RookeryError):

@@ -64,6 +64,7 @@ class Journal:
         self.queue_depth = 0
         self.replay: dict[str, float] = {}  # statistics of the replay memory, if there is one
         self.paced_by_env = False  # progress counts steps taken, not steps trained on
+        self.in_flight: Callable[[], int] | None = None  # counts what waits at present; asked once per record
         self.collect_s = 0.0  # wall time of collecting
         self.begun = False
         self._updates = 0
@@ -199,6 +200,8 @@ class Journal:
 
     def snapshot(self) -> dict[str, Any]:
         config, rate, shares = self.config, self._rate(), self.split.shares(self._clock() - self._started)
+        if self.in_flight is not None:
+            self.ledger.in_flight = self.in_flight()
         return {
             "recipe": config.recipe, "env": config.env, "preset": config.preset, "topology": config.topology,
             "seed": config.seed, "device": config.device, "env_steps": self.env_steps,

@@ -49,7 +49,8 @@ class Learner:
         self.version = 0  # updates on whole batches; the version of the weights
         self.updates = 0  # optimiser steps
         self.skipped = 0  # updates refused because they were not finite
-        self._skips_in_a_row = 0
+        self._skips: list[dict[str, Any]] = []  # those refused in a row: what was not finite, and the losses
+        self._loss: dict[str, torch.Tensor] = {}  # behind the gradient that was filled last
         # Gradients are checked every time. Small updates on replayed batches would spend a tenth of their time on this.
         self.check_every = 1 if isinstance(algorithm.plan().table, Queue) else 50  # updates
         self._due = tuple(self.flat)  # groups whose gradient was filled last
@@ -66,14 +67,18 @@ class Learner:
             batch = tree.map_fields(batch, lambda x: x.to(self.device, non_blocking=True))
         self._rng.manual_seed(seed_of(self._seed, "minibatches", self.version))
         metrics: list[dict[str, torch.Tensor]] = []
-        output, norms = LossOutput({}, {}), {}
-        for minibatch in algorithm.minibatches(algorithm.prepare(self.nets, batch, self.reduce), self._rng):
-            output = self.gradients(minibatch)
-            if algorithm.stop_above < math.inf and float(self.reduce(output.stop)) > algorithm.stop_above:
-                break
-            norms = self.apply() if self._usable(output) else {}
-            if norms:  # what was skipped is counted, and not told: it is not finite
-                metrics.append(output.metrics | norms)
+        output, norms, minibatch = LossOutput({}, {}), {}, None
+        try:
+            for minibatch in algorithm.minibatches(algorithm.prepare(self.nets, batch, self.reduce), self._rng):
+                output = self.gradients(minibatch)
+                if algorithm.stop_above < math.inf and float(self.reduce(output.stop)) > algorithm.stop_above:
+                    break
+                norms = self.apply() if self._usable(output) else {}
+                if norms:  # what was skipped is counted, and not told: it is not finite
+                    metrics.append(output.metrics | norms)
+        except NumericError as error:
+            error.evidence = {"batch": batch, "minibatch": minibatch}
+            raise
         self.version += 1
         if self.version % self.check_every == 0:
             self.check_finite()
@@ -95,7 +100,12 @@ class Learner:
         for flat in self.flat.values():
             flat.grad.copy_(gradient[at : at + flat.grad.numel()])
             at += flat.grad.numel()
-        norms = self.apply()
+        self._loss = {}
+        try:
+            norms = self.apply()
+        except NumericError as error:
+            error.evidence = {"gradient": gradient}
+            raise
         self.version += 1
         if self.version % self.check_every == 0:
             self.check_finite()
@@ -110,7 +120,7 @@ class Learner:
     def gradients(self, batch: Any) -> LossOutput:
         """Fill the flat gradients; each named loss moves its own group only."""
         output = self._losses(self.nets, batch)
-        self._due = tuple(output.losses)
+        self._due, self._loss = tuple(output.losses), output.losses
         for group, loss in output.losses.items():
             self.flat[group].zero_grad()
             if len(self.flat) == 1:
@@ -139,7 +149,8 @@ class Learner:
         for group in self._due:
             self.optimizers[group].step()
         self.updates += 1
-        self._skips_in_a_row = 0
+        if self._skips:
+            self._skips = []
         return norms
 
     def _usable(self, output: LossOutput) -> bool:
@@ -152,11 +163,13 @@ class Learner:
 
     def _skip(self, what: str, value: float) -> None:
         self.skipped += 1
-        self._skips_in_a_row += 1
-        if self._skips_in_a_row >= SKIPS_IN_A_ROW:
+        losses = {group: float(loss.detach()) for group, loss in self._loss.items()}
+        self._skips.append({"what": what, "value": value, "version": self.version, "losses": losses})
+        if len(self._skips) >= SKIPS_IN_A_ROW:
             raise NumericError(
                 f"{what} was {value} {SKIPS_IN_A_ROW} times in a row (update {self.updates}); "
-                "the weights are untouched. Try a smaller --algo.lr, --algo.max-grad-norm, or --net.normalize-obs True"
+                "the weights are untouched. Try a smaller --algo.lr, --algo.max-grad-norm, or --net.normalize-obs True",
+                self._skips,
             )
 
     def _means(self, metrics: list[dict[str, torch.Tensor]]) -> dict[str, float]:

@@ -48,6 +48,24 @@ class Stream:
     plan: DataPlan
     lanes: int
     rows: dict[str, np.ndarray]
+    age: np.ndarray | None = None  # behind a cut: rows of each lane's episode before row 0, -1 where that is dead
+
+    def first(self, unrolls: int) -> Stream:
+        return self._part(0, unrolls * self.plan.unroll)
+
+    def behind(self, row: int) -> Stream:
+        """The whole unrolls from a row on."""
+        live, steps = self.rows["live"], (len(self.rows["live"]) - row) // self.plan.unroll * self.plan.unroll
+        dead = [np.flatnonzero(~live[:row, lane])[-1:] for lane in range(self.lanes)]
+        age = [row - int(last[0]) - 1 if len(last) else row for last in dead]
+        part = self._part(row, steps)
+        part.rows["version"] = np.repeat(10 * (np.arange(steps) // self.plan.unroll), self.lanes).reshape(steps, -1)
+        part.age = np.where(live[row], age, -1)
+        return part
+
+    def _part(self, row: int, steps: int) -> Stream:
+        rows = {path: column[row : row + steps + path.startswith("obs/")] for path, column in self.rows.items()}
+        return Stream(self.spec, self.plan, self.lanes, rows)
 
     @property
     def unrolls(self) -> list[Unroll]:
@@ -196,6 +214,23 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def cut_in_two(made: Stream, unrolls: int, lost: int, builder: Builder) -> tuple[tuple, tuple]:
+    """So many unrolls, so many rows that nobody saw, and the rest, through one builder: (stream, parcels) of both.
+
+    Every step behind the cut is in an item, pending, or skipped.
+    """
+    before, behind = made.first(unrolls), made.behind(unrolls * made.plan.unroll + lost)
+    first = parcels(before, builder=builder)
+    builder.cut(behind.age)
+    assert builder.pending == 0
+    carried, got = 0, []
+    for index, unroll in enumerate(behind.unrolls):
+        got.append(parcel(behind, builder, unroll))
+        carried += int(got[-1]["steps"].sum()) + builder.skipped
+        assert carried + builder.pending == steps_in(behind, index + 1)
+    return (before, first), (behind, got)
 
 
 @st.composite

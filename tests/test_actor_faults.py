@@ -62,7 +62,7 @@ def test_a_fault_is_located_exactly_wherever_it_strikes(lane):
 
 @pytest.mark.parametrize("fault", ["nan_obs", "inf_obs", "nan_reward"])
 @pytest.mark.parametrize("lane", range(B))
-def test_what_is_not_finite_is_found_at_the_end_of_the_unroll_and_located_exactly(lane, fault):
+def test_what_is_not_finite_is_found_in_the_step_that_brought_it_and_located_exactly(lane, fault):
     value, name = fault.split("_")
     what = f"a reward of {value}" if name == "reward" else f"an observation of {value}"
     wrong = []
@@ -74,7 +74,8 @@ def test_what_is_not_finite_is_found_at_the_end_of_the_unroll_and_located_exactl
         if str(error) != said:
             wrong.append((f"row {row}", said, str(error)))
         assert error.reason == "nonfinite"
-        assert error.steps == columns(3 * T)[row // T * T : (row // T + 1) * T, :, 2].sum()
+        assert error.steps == columns(3 * T)[row // T * T : row, :, 2].sum()
+        assert len(actor.lanes.actions) == row + 1, "no step more was taken"
         assert actor.sequence == row // T, "an unroll that failed is not an unroll"
     assert not wrong, wrong
 
@@ -167,10 +168,10 @@ def test_a_bad_observation_that_came_first_is(step):
     assert isinstance(error, EnvError) and "returned an observation of nan" in str(error)
 
 
-def test_a_bad_observation_of_a_reset_is_the_environments_fault_too():
+def test_a_bad_observation_of_the_first_reset_is_found_before_anybody_acts():
     lanes = ScriptedLanes(action=BOX)
     reset = lanes.reset
     lanes.reset = lambda seeds: {"obs": np.where(np.arange(B)[:, None] == 1, np.nan, reset(seeds)["obs"])}
-    rig = build(lambda: lanes)
-    with pytest.raises(EnvError, match="environment scripted returned"):  # it makes the reward of it, too
-        rig.actors[0].unroll(rig.buffers[0], 0)
+    with pytest.raises(EnvError, match=r"returned an observation of nan \(actor 0, lane 1, episode 0, step 0\)"):
+        build(lambda: lanes)
+    assert not lanes.actions

@@ -85,6 +85,18 @@ def test_every_step_the_journal_hears_of_is_on_one_side_of_the_books():
     assert j.restarts == 1 and j.sinks.records[-1]["text"] == "actor 1 replaced"
 
 
+def test_what_waits_is_counted_for_a_record_and_only_then():
+    j, asked = journal(), []
+    j.in_flight = lambda: asked.append(1) or 28
+    j.collected(report(128))
+    train(j, 100)
+    j.report()
+    assert not asked and not j.sinks.records, "the last record is not long enough ago"
+    j._clock.now += 11.0
+    j.report()
+    assert len(asked) == 1 and j.sinks.records[-1]["ledger"]["in_flight"] == 28 and j.ledger.imbalance == 0
+
+
 def test_the_dictionary_of_a_ledger_is_a_copy():
     ledger = Ledger(collected=3, dropped={"x": 1})
     stored = ledger.as_dict()

@@ -4,8 +4,8 @@ Next-step reset (Gymnasium's NEXT_STEP): the row that ends an episode returns it
 ignores that lane's action, resets it, and returns the reset observation with reward 0 and both flags False.
 
 `SyncLanes` drives single environments in a loop of its own: quicker than gymnasium's SyncVectorEnv, and it knows which
-lane failed. Environments that step as a batch are adapted in `vector.py`. Not here: the finite check (`gate.py`, once
-per unroll), processes, and the episode and step numbers of a fault, which the caller knows.
+lane failed. Environments that step as a batch are adapted in `vector.py`. Not here: the finite check (`gate.py`, by
+the actor), processes, and the episode and step numbers of a fault, which the caller knows.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+
 from rookery.replay import nstep, sequence
 from rookery.replay.frames import frame_shape, image_leaves, most_frames
 from rookery.replay.window import Arrays, Priorities, Shapes
@@ -21,12 +23,20 @@ class Builder(Protocol):
     def reset(self) -> None:
         """A new life of the actor: what waits is dropped, and frame numbers count from 0 (see `ReplayTable.forget`)."""
 
+    def cut(self, age: np.ndarray) -> None:
+        """Rows were lost: the next unroll does not follow the last one. What waits is dropped, frame numbers count on.
+
+        age [B]: rows of each lane's episode that lie before its next row, lost ones too; -1 if that row is a dead one.
+        """
+
     def build(self, unroll: Unroll, out: Arrays) -> None:
         """Fill a parcel with the items that `unroll`, the successor of the one before, completes."""
 
     @property
     def pending(self) -> int:
         """Environment steps that came in and are in no item yet."""
+
+    skipped: int  # environment steps of which the last unroll showed that they are of no item, behind a cut
 
     def state(self) -> dict[str, Any]:
         """A tree of arrays: all that is needed to go on exactly."""

@@ -27,7 +27,8 @@ def most_frames(spec: EnvSpec, unroll: int, lanes: int) -> int:
     """New frames of one unroll, at most, of any image leaf.
 
     A row that begins an episode brings up to `stack` of them, any other brings one. Row 0 is new only in an actor's
-    first unroll, where it begins an episode; each further beginning follows a dead row, and a dead row a live one.
+    first unroll and behind a cut, and brings as many there if it is live, and none if it is dead; each further
+    beginning follows a dead row, and a dead row a live one.
     """
     stack = max((leaf.stack for leaf in image_leaves(spec).values()), default=0)
     return lanes * ((unroll // 2 + 1) * stack + (unroll + 1) // 2)
@@ -46,6 +47,10 @@ class FrameNumbers:
     def reset(self) -> None:
         """A new life: numbers count from 0 again, and the next unroll's row 0 has not been seen."""
         self.next = 0  # number of the next new frame
+        self._fresh = True  # whether the next row 0 has not been seen
+
+    def cut(self) -> None:
+        """The next unroll does not follow the last one: its row 0 has not been seen. Numbers count on."""
         self._fresh = True
 
     def number(self, obs: np.ndarray, live: np.ndarray, frames: np.ndarray, numbers: np.ndarray) -> int:
@@ -56,11 +61,11 @@ class FrameNumbers:
         """
         new, begins = self._new, self._begins
         obs = obs.reshape(*new.shape, *self.shape)
-        begins[0] = self._fresh
+        begins[0] = live[0] if self._fresh else False
         np.logical_not(live, out=begins[1:])  # the row behind a dead one
         new[...] = False
         new[1:, :, -1] = True
-        new[0, :, -1] = self._fresh
+        new[0, :, -1] = begins[0]
         older = self._compare(obs) if self.stack > 1 else None
         order = np.flatnonzero(new)
         count = len(order)
@@ -69,6 +74,8 @@ class FrameNumbers:
         numbers.reshape(-1)[order] = np.arange(self.next, self.next + count)
         if not self._fresh:
             numbers[0] = self._last
+        else:
+            numbers[0, ~live[0]] = ZERO  # a dead row behind a cut ended an episode that nobody has: no item shows it
         if older is not None:
             self._spread(numbers, *older)
         self._last[...] = numbers[-1]

@@ -40,6 +40,8 @@ def item_shapes(spec: EnvSpec, plan: DataPlan, lanes: int) -> Shapes:
 
 
 class NStepBuilder:
+    skipped = 0  # every live row becomes an item
+
     def __init__(self, spec: EnvSpec, plan: DataPlan, lanes: int, start_priorities: Priorities | None = None):
         n, gamma = plan.table.n_step, plan.table.gamma
         if n < 1:
@@ -62,6 +64,11 @@ class NStepBuilder:
     def reset(self) -> None:
         """A new life of the actor: waiting rows are dropped and frames are numbered from 0 again."""
         self._window.reset()
+        self._waiting[...] = False
+
+    def cut(self, age: np.ndarray) -> None:
+        """Rows were lost: those that waited for them are dropped. Frame numbers count on."""
+        self._window.cut()
         self._waiting[...] = False
 
     @property

@@ -6,6 +6,9 @@ lacks, before the episode's start or behind its end, is padding: not live, all z
 obs behind the last live one is its successor, an episode's final observation included. An item all of whose rows an
 earlier one trained on is not made.
 
+Where rows were lost amid an episode (`cut`), the state before what is left of it is not zero, and an item that padding
+begins would have to start with it. So the first `burn_in` rows there only warm up item 0 and are trained on by none.
+
 Columns of an item: obs (S+1 rows), action, reward, terminated, truncated, live (S rows), state (before the first row;
 zero where that is padding), version (of the last live row), steps (live rows that no earlier item trained on) and
 priority.
@@ -64,6 +67,8 @@ class SequenceBuilder:
         self._base = self._size - 1  # window row of the next one to look at: a row whose successor is then known
         self._age = np.zeros(lanes, np.int64)  # rows of the open episode before that; -1: it is a dead one
         self._item = np.zeros(lanes, np.int64)  # number of the open episode's next item
+        self._warm = np.zeros(lanes, np.int64)  # rows before the open episode's row 0 that are there: behind a cut
+        self.skipped = 0  # of these, rows that the last unroll brought
         self._kept = self._size // self._stride + 1  # items of an episode that may have begun and be incomplete
         self._states: Arrays = {}  # path -> [B, kept, ...]: the start states of those, item k in place k % kept
         self._fillers = dict.fromkeys(_ROWS, 0)
@@ -78,7 +83,16 @@ class SequenceBuilder:
     def reset(self) -> None:
         """A new life of the actor: incomplete items are dropped and frames are numbered from 0 again."""
         self._window.reset()
-        self._age[:] = -self._lag
+        self._begin(np.zeros(len(self._age), np.int64))
+
+    def cut(self, age: np.ndarray) -> None:
+        """Rows were lost: incomplete items are dropped. Frame numbers count on."""
+        self._window.cut()
+        self._begin(age)
+
+    def _begin(self, age: np.ndarray) -> None:
+        self._warm[:] = np.where(age > 0, self._burn_in, 0)
+        self._age[:] = -self._lag - self._warm - (age < 0)  # items count from the row behind the warm ones
         self._item[:] = 0
 
     @property
@@ -94,13 +108,15 @@ class SequenceBuilder:
         states = self._checked(unroll.state0)
         low, top = self._base, self._base + window.unroll
         ends = rows["terminated"][low:top] | rows["truncated"][low:top]
-        count = 0
+        count = self.skipped = 0
         for lane in range(ends.shape[1]):
             first, item = low - int(self._age[lane]), int(self._item[lane])  # window row of the episode's row 0
             for stop in (low + 1 + np.flatnonzero(ends[:, lane])).tolist():
+                self._skip(lane, low, first, stop)
                 for each in range(item, self._due(stop - first, True)):
                     count = self._write(count, lane, each, first, stop, states, out)
-                first, item = stop + 1, 0
+                first, item, self._warm[lane] = stop + 1, 0, 0
+            self._skip(lane, low, first, top)
             due = self._due(top - first, False)
             for each in range(item, due):
                 count = self._write(count, lane, each, first, top, states, out)
@@ -110,6 +126,11 @@ class SequenceBuilder:
         if count:
             self._prioritise(count, out)
         window.slide()
+
+    def _skip(self, lane: int, low: int, first: int, stop: int) -> None:
+        """Count the warm rows among [low, stop), which no item will train on."""
+        if warm := int(self._warm[lane]):
+            self.skipped += max(0, min(first, stop) - max(low, first - warm))
 
     def _checked(self, state0: Tree) -> Arrays:
         states = tree.flatten(state0, "state")
@@ -121,6 +142,8 @@ class SequenceBuilder:
 
     def _due(self, length: int, ended: bool) -> int:
         """How many items an episode of that length makes: those that it fills, and once it has ended, the rest."""
+        if length <= 0:  # what was left of it behind a cut ended while it warmed up
+            return 0
         more = length - self._sequence  # rows beyond those of item 0
         if ended:
             return 1 + max(0, -(-more // self._stride))
@@ -130,7 +153,8 @@ class SequenceBuilder:
         """Write item `item` of the episode in rows [first, stop) of the window to place `at`; the next place."""
         assert at < len(out["reward"]), (at, out["reward"].shape)
         window, row = self._window.rows, first + item * self._stride - self._burn_in
-        low, high = max(row, first), min(row + self._size, stop)  # its live rows
+        start = first - int(self._warm[lane])
+        low, high = max(row, start), min(row + self._size, stop)  # its live rows
         left, right = low - row, high - row
         for path, filler in self._fillers.items():
             column, end = out[path][at], right + (path not in _ROWS)  # obs: the successor too
@@ -142,7 +166,7 @@ class SequenceBuilder:
         for path, kept in self._states.items():
             since = row - self._window.back  # row of the unroll
             state = states[path][since, lane] if since >= 0 else kept[lane, item % self._kept]
-            out[path][at] = state if row >= first else 0
+            out[path][at] = state if row >= start else 0
         out["live"][at] = False
         out["live"][at, left:right] = True
         out["version"][at] = window["version"][high - 1, lane]
@@ -156,7 +180,8 @@ class SequenceBuilder:
     def _keep_states(self, lane: int, first: int, states: Arrays) -> None:
         """Start states of those items of the open episode that begin in this unroll and are not complete."""
         first, warm = first - self._window.back, self._burn_in  # row of the unroll that is the episode's row 0
-        earliest = -(-max(warm, warm - first) // self._stride)  # that begins neither before the episode nor the unroll
+        # That begins neither before the episode nor the unroll.
+        earliest = -(-max(warm - int(self._warm[lane]), warm - first) // self._stride)
         latest = (self._window.unroll - 1 - first + warm) // self._stride
         for item in range(max(earliest, int(self._item[lane])), latest + 1):
             for path, kept in self._states.items():
@@ -175,13 +200,14 @@ class SequenceBuilder:
         states = {path: kept.copy() for path, kept in self._states.items()}
         return {
             "window": self._window.state(), "states": tree.unflatten(states),
-            "age": self._age.copy(), "item": self._item.copy(),
+            "age": self._age.copy(), "item": self._item.copy(), "warm": self._warm.copy(),
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
         self._window.load(state["window"])
         fill(self._age, state["age"], "ages of episodes")
         fill(self._item, state["item"], "numbers of items")
+        fill(self._warm, state.get("warm", np.zeros_like(self._warm)), "warm rows")  # older states have none
         self._states = {}
         for path, stored in tree.flatten(state["states"]).items():
             self._states[path] = np.zeros((len(self._age), self._kept, *stored.shape[2:]), stored.dtype)

@@ -39,10 +39,20 @@ class Window:
             self.rows[f"obs/{key}"] = np.zeros((height + 1, lanes, *shape), dtype)
 
     def reset(self) -> None:
-        for rows in self.rows.values():
-            rows[...] = 0
+        """A new life of the actor."""
+        self._clear()
         for numbers in self.numbers.values():
             numbers.reset()
+
+    def cut(self) -> None:
+        """The next unroll does not follow the last one."""
+        self._clear()
+        for numbers in self.numbers.values():
+            numbers.cut()
+
+    def _clear(self) -> None:
+        for rows in self.rows.values():
+            rows[...] = 0
 
     def push(self, unroll: Unroll, out: Arrays) -> None:
         """Take the next unroll in; new frames and their count go to the parcel `out`."""

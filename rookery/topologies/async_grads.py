@@ -18,7 +18,7 @@ import torch
 
 from rookery.algorithms.base import Algorithm
 from rookery.config import RunConfig
-from rookery.errors import UsageError
+from rookery.errors import NumericError, UsageError
 from rookery.learner import StepReport
 from rookery.producer import handover_shapes
 from rookery.topologies.crew import POLL, Crew
@@ -122,7 +122,11 @@ class Applier:
             journal.ledger.drop(report.fresh, reason)
             return False
         job.threads.learning()
-        norms = learner.accept(gradient, journal.progress)
+        try:
+            norms = learner.accept(gradient, journal.progress)
+        except NumericError:
+            journal.ledger.drop(report.fresh, "numeric")
+            raise
         self.applied += 1
         metrics = report.metrics | {name: float(norm) for name, norm in norms.items()}
         journal.trained(report.fresh, [age], StepReport(metrics | self.shares()), learner.updates)

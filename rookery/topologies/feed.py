@@ -14,7 +14,7 @@ from time import monotonic
 
 from rookery import memory_file
 from rookery.actor import as_unroll
-from rookery.errors import UsageError
+from rookery.errors import NumericError, UsageError
 from rookery.pipes.machine import Machine, amount
 from rookery.producer import Arrays, Shapes
 from rookery.replay.memory import ReplayTable, Sample
@@ -58,7 +58,11 @@ class QueueFeed:
             lags = (job.learner.version - batch.version).numpy()
         with split.stage("learn"):
             job.threads.learning()
-            report = job.learner.step(batch, journal.progress)  # as it was before this batch: never quite 1
+            try:
+                report = job.learner.step(batch, journal.progress)  # as it was before this batch: never quite 1
+            except NumericError:
+                journal.ledger.drop(steps, "numeric")
+                raise
         journal.trained(steps, lags, report, job.learner.updates)
         journal.report()
 
@@ -126,7 +130,11 @@ class ReplayFeed:
         due = journal.due
         with split.stage("learn"):
             job.threads.learning()
-            report = learner.step(sample.batch, journal.progress, tell=due)
+            try:
+                report = learner.step(sample.batch, journal.progress, tell=due)
+            except NumericError:
+                journal.ledger.drop(sample.fresh, "numeric")
+                raise
         with split.stage("transfer"):
             with self.lock:
                 if report.priorities is not None:

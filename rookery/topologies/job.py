@@ -22,6 +22,7 @@ from rookery.config import RunConfig
 from rookery.errors import CheckpointError, LearnerError, NumericError, RookeryError, StorageError
 from rookery.journal import Journal
 from rookery.learner import Learner
+from rookery.topologies import numeric
 from rookery.topologies.faults import FaultPlan
 from rookery.topologies.signals import Signals
 from rookery.topologies.threads import Threads
@@ -121,19 +122,46 @@ class Job:
 
     @contextmanager
     def rescuing(self, feed: Any) -> Iterator[None]:
-        """Around the loop: if environments end the run, what was learnt since the last checkpoint is saved first."""
+        """Around the loop: if environments end the run, what was learnt since the last checkpoint is saved first.
+
+        So it is after gradients that are not finite, since they were refused; what they were made from is kept too.
+        In the loop, every record of the journal counts what waits in the feed.
+        """
+        self.journal.in_flight = lambda: feed.in_flight
         try:
             yield
-        except (NumericError, LearnerError, StorageError, CheckpointError):
+        except (LearnerError, StorageError, CheckpointError):
             raise  # what there is to save is not sound, or there is nowhere to put it
-        except RookeryError as error:
-            if self.journal.env_steps > self._kept_at:
-                try:
-                    self.save(feed, lambda: [None] * self.config.actors, last=True)
-                    error.add_note(f"what was learnt is saved; go on with: rookery resume {quote(str(self.folder))}")
-                except RookeryError as trouble:
-                    error.add_note(f"what was learnt since the last checkpoint could not be saved: {trouble}")
+        except NumericError as error:
+            if error.skips and self.learner.finite():
+                self._dump(error)
+                self._rescue(feed, error)
             raise
+        except RookeryError as error:
+            self._rescue(feed, error)
+            raise
+        finally:
+            self.journal.in_flight = None  # it holds the feed, and a replay memory would wait for the collector
+
+    def _rescue(self, feed: Any, error: RookeryError) -> None:
+        """Save what was learnt since the last checkpoint, before the error ends the run."""
+        if self.journal.env_steps <= self._kept_at:
+            return
+        try:
+            self.save(feed, lambda: [None] * self.config.actors, last=True)
+            error.add_note(f"what was learnt is saved; go on with: rookery resume {quote(str(self.folder))}")
+        except RookeryError as trouble:
+            error.add_note(f"what was learnt since the last checkpoint could not be saved: {trouble}")
+
+    def _dump(self, error: NumericError) -> None:
+        """Keep what the refused gradient was made from; the error says where."""
+        try:
+            where = numeric.dump(self.folder, self.journal.env_steps, error)
+        except RookeryError as trouble:
+            error.add_note(f"the batch that did it could not be stored: {trouble}")
+        else:
+            error.args = (f"{error}. The batch that did it is in {where}",)
+        error.evidence = {}  # it may be a view of shared memory, which goes with the run
 
     def close(self, feed: Any, snapshots: Snapshots) -> None:
         """The last checkpoint, and the books."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookery.envs.gate import find_nonfinite
+from rookery.envs.gate import find_nonfinite, watch
 
 T, B = 6, 3
 BAD = st.sampled_from([np.nan, np.inf, -np.inf])
@@ -59,3 +59,48 @@ def test_rows_may_be_aligned():
     obs = {"obs": np.zeros((T, B, 1), np.float32)}
     obs["obs"][4, 1] = np.nan
     assert find_nonfinite(obs, np.zeros((T, B), np.float32)) == (4, 1, "an observation of nan")
+
+
+# Row by row
+
+
+@given(st.sampled_from("ar"), st.integers(0, T - 1), st.integers(0, B - 1), st.integers(0, 3), BAD)
+def test_a_row_is_not_finite_if_one_number_of_it_is_not(column, row, lane, place, value):
+    obs, reward = clean()
+    finite = watch(obs, reward)  # it looks at the arrays, whatever is in them later
+    assert all(map(finite, range(T)))
+    if column == "a":
+        obs["a"][row + 1, lane, place] = value
+    else:
+        reward[row, lane] = value
+    assert [finite(each) for each in range(T)] == [each != row for each in range(T)]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_raises_no_warning(value):
+    obs, reward = clean()
+    obs["a"][3, 1, 2] = reward[4, 0] = value
+    reward[4, 1] = -value
+    finite = watch(obs, reward)
+    assert [finite(row) for row in range(T)] == [True, True, False, True, False, True]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_sum_that_overflows_is_a_suspect_and_acquitted():
+    obs, reward = clean()
+    obs["a"][3] = 3e38
+    finite = watch(obs, reward)
+    assert [finite(row) for row in range(T)] == [True, True, False, True, True, True]
+    assert find_nonfinite(obs, reward) is None
+
+
+def test_rows_of_integers_need_no_look():
+    obs, reward = {"obs": np.zeros((T + 1, B, 4), np.uint8)}, np.zeros((T, B), np.float32)
+    assert all(map(watch(obs, reward), range(T)))
+
+
+def test_a_column_that_would_have_to_be_copied_is_refused():
+    obs = {"obs": np.zeros((T + 1, 4, B), np.float32).swapaxes(1, 2)}
+    with pytest.raises(AssertionError, match="view"):
+        watch(obs, np.zeros((T, B), np.float32))

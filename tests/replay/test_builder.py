@@ -118,6 +118,20 @@ def test_state_survives_a_checkpoint(table: dict, extras: bool, script: dict):
     assert all(same(a, b) for a, b in zip(parcels(made, builder=second), parcels(made, builder=first), strict=True))
 
 
+@pytest.mark.parametrize("table", [{"n_step": 3}, {"sequence": 3, "burn_in": 9}])
+def test_state_survives_a_checkpoint_behind_a_cut(table: dict):
+    made = stream(plan_of(3, **table), 12, [[30], [2]], lanes=2, obs=DICT, recurrent=True)
+    first, second = builder_of(made), builder_of(made)
+    parcels(made.first(2), builder=first)
+    behind = made.behind(7)
+    first.cut(behind.age)
+    parcels(behind.first(2), builder=first)
+    second.load(decode_tree(*encode_tree(first.state())))
+    rest = behind.behind(6)
+    assert all(same(a, b) for a, b in zip(parcels(rest, builder=second), parcels(rest, builder=first), strict=True))
+    assert second.skipped == first.skipped
+
+
 @pytest.mark.parametrize("table", [{"n_step": 3}, {"sequence": 3, "burn_in": 2}])
 def test_state_of_another_run_is_refused(table: dict):
     made, other = (stream(plan_of(5, **table), 1, lanes=lanes) for lanes in (2, 1))

@@ -132,6 +132,30 @@ def test_the_room_for_frames_is_enough_and_no_more(unroll: int, stack: int, lane
     assert max(counts) == counts[0] == most
 
 
+@exact
+@given(st.integers(1, 9), st.integers(1, 4), st.booleans(), st.integers(0, 9))
+def test_behind_a_cut_row_0_is_new_unless_it_is_dead_and_there_is_room(unroll: int, stack: int, dead: bool, seed: int):
+    """Numbers count on; episodes of one step that begin with frames nobody has seen."""
+    leaf = Leaf((stack, 16), "uint8", "image", stack=stack) if stack > 1 else Leaf((16,), "uint8", "image")
+    rng, numbers = np.random.default_rng(seed), FrameNumbers(leaf, unroll, 2)
+    most = most_frames(EnvSpec("eye", {"eye": leaf}, DISCRETE), unroll, 2)
+    for before in (0, 5):
+        obs = rng.integers(1, 255, (unroll + 1, 2, *leaf.shape), np.uint8)
+        live = np.repeat((np.arange(unroll) + (before > 0 and dead))[:, None] % 2 == 0, 2, 1)
+        for row in np.flatnonzero(live[:, 0]) + 1:  # within an episode a stack moves on by one frame
+            obs[row].reshape(2, stack, 16)[:, :-1] = obs[row - 1].reshape(2, stack, 16)[:, 1:]
+        frames, out = np.zeros((most, 16), np.uint8), np.full((unroll + 1, 2, stack), 99)
+        count = numbers.number(obs, live, frames, out)
+        memory = np.concatenate([frames[:count], np.zeros((1, 16), np.uint8)])
+        shown = memory[np.where(out < 0, count, out - numbers.next)].reshape(unroll + 1, 2, *leaf.shape)
+        if before and dead:
+            assert (out[0] == ZERO).all() and np.array_equal(shown[1:], obs[1:])
+        else:
+            assert np.array_equal(shown, obs)
+        numbers.advance(count)
+        numbers.cut()
+
+
 def test_two_dead_rows_in_a_row_are_no_stream():
     numbers = FrameNumbers(STACK, 4, 1)
     room = most_frames(EYE, 4, 1)

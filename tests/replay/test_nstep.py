@@ -11,6 +11,7 @@ from support_stream import (
     Frames,
     Stream,
     builder_of,
+    cut_in_two,
     parcel,
     parcels,
     plan_of,
@@ -59,8 +60,8 @@ def expected(made: Stream) -> list[list[dict]]:
     return [[item for index, *_, item in found if index == unroll] for unroll in range(len(made.unrolls))]
 
 
-def check(made: Stream, got: list[dict], names: tuple[str, ...] = ()) -> None:
-    frames = Frames(made.spec)
+def check(made: Stream, got: list[dict], names: tuple[str, ...] = (), frames: Frames | None = None) -> None:
+    frames = frames or Frames(made.spec)
     for items, each in zip(expected(made), got, strict=True):
         frames.take(each)
         assert each["count"][0] == len(items)
@@ -123,6 +124,15 @@ def test_after_a_reset_a_builder_is_as_new(plan: DataPlan, script: dict):
     builder.reset()
     assert builder.pending == 0
     assert all(same(a, b) for a, b in zip(parcels(made, builder=builder), whole, strict=True))
+
+
+@exact
+@given(PLANS, scripts(), st.integers(0, 5), st.integers(0, 20))
+def test_nothing_is_built_across_a_cut(plan: DataPlan, script: dict, unrolls: int, lost: int):
+    made = stream(plan, **(script | {"count": unrolls + 20 // plan.unroll + script["count"] + 1}))
+    frames = Frames(made.spec)
+    for part, got in cut_in_two(made, unrolls, lost, builder_of(made)):
+        check(part, got, frames=frames)
 
 
 def golden(ends: str, n: int = 3, extras: bool = False, unroll: int = 6) -> list[tuple]:

@@ -14,6 +14,7 @@ from support_stream import (
     Frames,
     Stream,
     builder_of,
+    cut_in_two,
     parcel,
     parcels,
     plan_of,
@@ -52,17 +53,19 @@ def expected(made: Stream) -> list[list[dict]]:
     found: list[tuple[int, int, int, dict]] = []
     for lane, first, length, ended in made.episodes():
         trained, begin = 0, 0
+        warm = table.burn_in if first == 0 and made.age is not None and made.age[lane] > 0 else 0
+        first, length = first + warm, length - warm  # behind a cut amid an episode, rows that only warm up
         while trained < length:
             if begin + table.sequence > length and not ended:
                 break
             stop = min(begin + table.sequence, length)
             item: dict = {"steps": stop - trained, "version": rows["version"][first + stop - 1, lane]}
-            item["live"] = [0 <= begin - table.burn_in + at < length for at in range(size)]
+            item["live"] = [-warm <= begin - table.burn_in + at < length for at in range(size)]
             item["row"], item["seen"] = first + begin - table.burn_in, []
             for at in range(size + 1):
                 row = begin - table.burn_in + at
-                item["seen"].append(first + row if 0 <= row <= length else None)
-            before = first + max(0, begin - table.burn_in)
+                item["seen"].append(first + row if -warm <= row <= length else None)
+            before = first + max(-warm, begin - table.burn_in)
             item["state"] = {path: rows[path][before, lane] for path in rows if "state0" in path}
             found.append((made.seen(first + stop), lane, first + begin, item))
             trained, begin = stop, begin + stride
@@ -70,8 +73,8 @@ def expected(made: Stream) -> list[list[dict]]:
     return [[(lane, item) for index, lane, _, item in found if index == unroll] for unroll in range(len(made.unrolls))]
 
 
-def check(made: Stream, got: list[dict]) -> None:
-    frames = Frames(made.spec)
+def check(made: Stream, got: list[dict], frames: Frames | None = None) -> None:
+    frames = frames or Frames(made.spec)
     for items, each in zip(expected(made), got, strict=True):
         frames.take(each)
         assert each["count"][0] == len(items)
@@ -143,6 +146,32 @@ def test_after_a_reset_a_builder_is_as_new(plan: DataPlan, script: dict):
     builder.reset()
     assert builder.pending == 0
     assert all(same(a, b) for a, b in zip(parcels(made, builder=builder), whole, strict=True))
+
+
+@exact
+@given(plans(), scripts(), st.integers(0, 5), st.integers(0, 20))
+def test_nothing_is_built_across_a_cut(plan: DataPlan, script: dict, unrolls: int, lost: int):
+    made = stream(plan, recurrent=True, **(script | {"count": unrolls + 20 // plan.unroll + script["count"] + 1}))
+    frames = Frames(made.spec)
+    for part, got in cut_in_two(made, unrolls, lost, builder_of(made)):
+        check(part, got, frames)
+
+
+def test_behind_a_cut_amid_an_episode_the_first_rows_warm_up():
+    """Sequences of 3 behind 2 to warm up, of an episode of which 4 rows came, 5 were lost and 11 are to come."""
+    plan = plan_of(4, sequence=3, overlap=1, burn_in=2)
+    made = stream(plan, 5, [[20, 9]], [["truncated"]], lanes=1, recurrent=True)
+    builder, skipped = builder_of(made), []
+    _, (behind, got) = cut_in_two(made, 1, 5, builder)
+    first = got[1]
+    assert first["live"][0].all() and first["obs/obs"][0, :, 2].tolist() == [9, 10, 11, 12, 13, 14]
+    assert first["steps"].tolist() == [3, 2]
+    assert np.array_equal(first["state/core/h"][0], made.rows["state0/core/h"][9, 0])
+    builder.cut(behind.age)
+    for unroll in behind.unrolls:
+        parcel(behind, builder, unroll)
+        skipped.append(builder.skipped)
+    assert skipped == [2, 0]
 
 
 @exact
