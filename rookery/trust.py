@@ -57,7 +57,7 @@ def findings(fields: Any, trust: Sequence[str] = ()) -> list[Finding]:
     trust = modules(trust)
     if not isinstance(fields, dict):
         raise UsageError("config.json cannot be read: it is not a JSON object")
-    _check_characters(fields)
+    _check_characters({name: value for name, value in fields.items() if name != "env_kwargs"})
     net = _field(fields, "net", dict, {})
     code = [("algorithm", _field(fields, "algorithm", str)), ("net.module", _field(net, "module", str, "", "net."))]
     found = [_code(*each, trust) for each in code]
@@ -178,7 +178,7 @@ def _field(fields: Mapping[str, Any], name: str, kind: type, otherwise: Any = No
 
 
 def _check_characters(fields: Any) -> None:
-    """Names end in messages, tables and titles: none of them may steer a terminal."""
+    """Names end in messages, tables and titles: none of them may steer a terminal. Arguments are only shown as JSON."""
     for text in _texts(fields):
         if printable(text) != text:
             raise UsageError(f"config.json cannot be read: {shown(text)} has characters that cannot be shown")

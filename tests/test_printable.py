@@ -4,6 +4,8 @@ import unicodedata
 
 import pytest
 
+from rookery.cli.main import main
+from rookery.cli.show import console, escape, facts
 from rookery.printable import printable, shown
 
 
@@ -52,3 +54,16 @@ def test_a_deep_value_is_not_shown():
     for _ in range(100_000):
         value = [value]
     assert "deeply" in shown(value)
+
+
+def test_results_show_names_as_they_are(capsys):
+    """Neither as markup of Rich nor as what a terminal obeys."""
+    console().print(facts({"env": escape("[red]x[/] [link=file:///]y[/link] \x1b[2J"), "next": "[bold]z[/]"}))
+    said = capsys.readouterr().out
+    assert r"[red]x[/] [link=file:///]y[/link] \x1b[2J" in said
+    assert "bold" not in said
+
+
+def test_an_error_is_shown_without_what_a_terminal_obeys(capsys):
+    assert main(["eval", "nowhere/\x1b[2J\u202e"]) == 6
+    assert r"nowhere/\x1b[2J\u202e" in capsys.readouterr().err

@@ -2,11 +2,13 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
 
+import rookery
 from rookery.errors import UsageError
 from rookery.registry import decode_config, encode_config
 from rookery.run import configure
@@ -305,6 +307,10 @@ def test_text_that_would_steer_a_terminal_is_refused_wherever_it_stands(text, wh
     assert text not in str(caught.value) and str(caught.value).isprintable()
 
 
+def test_arguments_of_trusted_code_may_be_any_text():
+    judge(stored(env="mine:make", env_kwargs={"separator": "\x1f"}), ("mine",))
+
+
 def test_a_deep_value_is_refused_in_words():
     deep: Any = []
     for _ in range(5_000):
@@ -323,3 +329,28 @@ def test_a_field_that_stands_twice_is_judged_as_it_is_used():
     text = json.dumps(HONEST).replace('"env": "CartPole-v1"', '"env": "CartPole-v1", "env": "os:system"')
     with pytest.raises(Refused):
         decode_config(text)
+
+
+# Who is judged
+
+
+def test_only_workers_take_a_config_without_judgement():
+    """Their parent has judged it. Everybody else reads files."""
+    package = Path(rookery.__file__).parent
+    users = {str(p.relative_to(package)) for p in package.rglob("*.py") if "parents_config" in p.read_text()}
+    assert users == {"registry.py", "topologies/post.py"}
+    posts = {str(p.relative_to(package)) for p in package.rglob("*.py") if "import Post" in p.read_text()}
+    assert posts == {"topologies/local_actor.py", "topologies/grad_worker.py"}
+
+
+@pytest.mark.parametrize("topology", ["serial", "local"])
+def test_a_run_of_a_test_task_is_trained_freely_and_resumed_with_trust(tmp_path, topology):
+    run = rookery.train(
+        "ppo", env="rookery/Counter-v0", preset="vector", env_steps=64, algo={"unroll": 8}, topology=topology, actors=1,
+        envs_per_actor=4, out=str(tmp_path / "run"), quiet=True,
+    )  # fmt: skip
+    for open_again in (rookery.resume, rookery.load):
+        with pytest.raises(Refused, match=r"rookery\.envs\.scripted"):
+            open_again(run.path)
+    resumed = rookery.resume(run.path, trust=("rookery.envs.scripted",), env_steps=128)
+    assert resumed.summary["env_steps"] >= 128

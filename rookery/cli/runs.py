@@ -44,7 +44,10 @@ def needs(config: RunConfig) -> str:
 
     from rookery.trust import findings
 
-    modules = [each.module for each in findings(msgspec.to_builtins(config)) if each.module]
+    try:
+        modules = [each.module for each in findings(msgspec.to_builtins(config)) if each.module]
+    except UsageError:  # such as a folder's name that cannot be shown: opening it will say so
+        return ""
     return "".join(f" {flags((module,))}" for module in dict.fromkeys(modules))
 
 
