@@ -1,12 +1,19 @@
 """One process trains in a run folder at a time: two that resumed the same run would write over each other.
 
-The lock is the system's, on the file `lock`: it goes with the process, however that ends, and never has to be removed.
-Looking at a run (eval, record, plot) asks for nothing.
+The lock is a POSIX record lock on the file `lock`. It belongs to the process: the kernel releases it when the process
+ends, and a child that an environment forks does not inherit it. Such a lock does not exclude a second run in the same
+process, so a table of the files that this process holds does. The kernel also releases it when the process closes *any*
+descriptor of that file; therefore nobody else in this package opens it, and the table is consulted before it is opened.
+
+Reading a run (eval, record, plot) needs no lock.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,34 +22,101 @@ from rookery.errors import StorageError, UsageError
 
 try:
     import fcntl
-except ImportError:  # Windows: nobody is kept out
+except ImportError:  # Windows: other processes are not excluded
     fcntl = None
+
+File = tuple[int, int]  # device and inode
+
+_mutex = threading.Lock()
+_held: dict[File, int] = {}  # files this process holds, and their descriptors
 
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Hold the folder; UsageError if another process does."""
+    """Hold the folder; UsageError if another run does."""
+    with _mutex:
+        file = _claim(folder)
     try:
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise StorageError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
-    try:
-        if fcntl is not None:
-            _lock(folder, handle)
         yield
     finally:
+        with _mutex:
+            os.close(_held.pop(file))
+
+
+def _claim(folder: Path) -> File:
+    path = folder / "lock"
+    try:
+        found = os.lstat(path)
+        _refuse_if_held(folder, (found.st_dev, found.st_ino))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise StorageError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
+    handle = _open(folder, path)
+    opened = os.fstat(handle)
+    file = opened.st_dev, opened.st_ino
+    try:
+        _refuse_if_held(folder, file)  # the file was replaced a moment ago by one that we hold
+        if fcntl is not None:
+            _lock(folder, handle)
+    except BaseException:
+        if file not in _held:  # closing it would release the lock of the other run
+            os.close(handle)
+        raise
+    _held[file] = handle
+    return file
+
+
+def _open(folder: Path, path: Path) -> int:
+    """The lock file, created if missing: a regular file and not a link, whoever made the folder."""
+    # O_NONBLOCK: opening a FIFO would wait for its other end. Missing names are those of Windows.
+    flags = os.O_RDWR | os.O_CREAT
+    flags |= sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"))
+    try:
+        handle = os.open(path, flags, 0o600)
+    except OSError as error:
+        if path.is_symlink():
+            raise StorageError(f"{path} is a link; remove it: it is no part of a run folder") from error
+        raise StorageError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
+        raise StorageError(f"{path} is not a regular file; remove it: it is no part of a run folder")
+    return handle
+
+
+def _refuse_if_held(folder: Path, file: File) -> None:
+    if file in _held:
+        raise _taken(folder, f"another run in this process ({os.getpid()})")
 
 
 def _lock(folder: Path, handle: int) -> None:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(handle, 100).decode(errors="replace").strip() or "another process"
-        raise UsageError(
-            f"{folder} is being trained in already, by {holder}; wait for it, stop it, or choose another --out"
-        ) from None
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, depending on the system
+        raise _taken(folder, _holder(os.read(handle, 100).decode(errors="replace"))) from None
     except OSError:
-        return  # a file system without locks, as some networks have: nobody is kept out there
+        return  # a file system without locks, as some networks have: other processes are not excluded there
     os.ftruncate(handle, 0)
     os.write(handle, f"process {os.getpid()} on {os.uname().nodename}\n".encode())
+
+
+def _taken(folder: Path, holder: str) -> UsageError:
+    return UsageError(
+        f"{folder} is being trained in already, by {holder}; wait for it, stop it, or choose another --out"
+    )
+
+
+def _holder(text: str) -> str:
+    """Who holds the lock, as the file says; only if it can be true."""
+    words = re.fullmatch(r"process (\d{1,9}) on ([\w.-]{1,64})\n", text)
+    if words is None:
+        return "another process"
+    if words[2] != os.uname().nodename:
+        return f"another process on {words[2]}"
+    try:
+        os.kill(int(words[1]), 0)
+    except ProcessLookupError:
+        return "another process"
+    except OSError:  # it is another user's
+        pass
+    return text.strip()

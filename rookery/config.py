@@ -83,6 +83,7 @@ class SupervisorConfig:
     restarts: Whole = 3  # replacements of one worker within `window`, then the run stops
     window: Positive = 600.0  # seconds
     grace: NotNegative = 30.0  # seconds for the last checkpoint after a signal
+    spare: bool = True  # keep one process with all libraries loaded, so that a worker is replaced without delay
 
 
 @dataclass(frozen=True)

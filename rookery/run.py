@@ -35,6 +35,7 @@ from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
 from rookery.registry import build_algorithm, decode_config, encode_config
 from rookery.topologies.job import Job, restore
+from rookery.topologies.orphans import guarded
 from rookery.topologies.probe import probe
 from rookery.topologies.signals import Signals, Stopped
 from rookery.topologies.threads import Threads
@@ -137,6 +138,7 @@ def read_config(folder: Path, trust: tuple[str, ...] = ()) -> RunConfig:
         raise CheckpointError(f"{folder} is not a run folder: {error}") from error
 
 
+@guarded()
 def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str] = []) -> Run:  # noqa: B006
     topology = importlib.import_module(f"rookery.topologies.{config.topology}")
     threads = Threads(config)

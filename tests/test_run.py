@@ -227,7 +227,7 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
     def refuse(handle, how):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("fcntl.flock", refuse)
+    monkeypatch.setattr("fcntl.lockf", refuse)
     assert rookery.train("ppo", env="CartPole-v1", out=str(tmp_path / "run"), **PPO, env_steps=64).exit_code == 0
 
 

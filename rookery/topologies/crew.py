@@ -1,13 +1,13 @@
-"""The actor processes of one machine: started, ordered, watched, replaced, and always ended.
+"""The actors of one machine: what each of them fills, and what happens when one of them fails.
 
-Every wait has a deadline. A worker that fails says why in its own words; one that dies or hangs is described. Either
-way its half-filled slot is dropped and counted, and a replacement with the next incarnation number takes its place.
-It may take long to come up, and nobody else waits for that: it goes on whenever the crew is asked what has arrived.
+Their processes are the affair of `staff.py`. Every wait has a deadline. A worker that fails says why in its own words;
+one that dies or hangs is described. Either way its half-filled slot is dropped and counted, and a replacement with the
+next incarnation number takes its place. Neither the end of a worker nor the start of its replacement is waited for:
+both go on whenever the crew is asked what has arrived.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,41 +21,38 @@ from rookery.actor import ActorReport, as_unroll, live_steps
 from rookery.config import RunConfig
 from rookery.errors import EnvError
 from rookery.pipes import channel as channels
-from rookery.pipes.channel import ChannelClosed, ChannelTimeout, pack_tree, unpack_tree
+from rookery.pipes.channel import pack_tree, unpack_tree
 from rookery.pipes.shm import Slots
 from rookery.producer import Shapes
-from rookery.registry import encode_config
-from rookery.topologies import failure
 from rookery.topologies.arena import Arena
+from rookery.topologies.failure import Lost
 from rookery.topologies.job import Job
 from rookery.topologies.signals import Patience, Signals, Stopped
-from rookery.topologies.supervise import Deadline, Restarts, Worker, stop_all
+from rookery.topologies.staff import Staff
+from rookery.topologies.supervise import Deadline, Restarts
 from rookery.topologies.waiting import Waiting, wait_for
 from rookery.types import EnvSpec
 
 MODULE = "rookery.topologies.local_actor"
 POLL = 0.2  # seconds between two looks at heartbeats
-SEND = 10.0  # seconds for a worker to take a message, where it does not fit the socket
-STOP = 3.0  # seconds for the workers to end when asked to
 
 
 class Crew:
     def __init__(
         self, config: RunConfig, folder: Path, signals: Signals, module: str = MODULE, report: Any = ActorReport
     ):
-        self._module, self._report_type = module, report
+        self._report_type = report
         self.config, self.limits, self.signals = config, config.supervisor, signals
-        self._hurried = self.limits.grace / 3  # seconds for a worker to answer somebody who wants to leave
-        self._logs = folder / "logs"
+        self._hurried = self.limits.grace / 3  # seconds for a worker to answer once a shutdown was requested
         self._arena = Arena()
-        self._workers: list[Worker] = []
-        self._incarnation = [0] * config.actors
+        self.staff = Staff(config, folder / "logs", signals, module, self._arena.fds, self._where)
         self._early: list[tuple[int, str, str]] = []  # replaced before there was a journal: actor, reason, words
         self._restarts = [Restarts(self.limits.restarts, self.limits.window) for _ in range(config.actors)]
         self._deadlines = [Deadline(self.limits.step_deadline) for _ in range(config.actors)]
         self._up: set[int] = set()  # actors that have started, and not failed since as far as we know
         self._busy: dict[int, deque[int]] = {}  # actor -> slots it was given; it is filling the first
         self._coming: dict[int, Waiting[None]] = {}  # actors whose replacement is on its way
+        self._ending: set[int] = set()  # those of them that have not ended yet; their slots are theirs until then
         self._published: int | None = None  # version on the board
         self._last_order: dict[int, dict[str, Any]] = {}
         self._finishing = False  # nobody is replaced any more
@@ -65,7 +62,7 @@ class Crew:
         self._spec: EnvSpec | None = None
 
     def __enter__(self) -> Crew:
-        self.signals.kill = self._kill
+        self.signals.kill = self.staff.kill
         try:
             for index in range(self.config.actors):
                 self._spawn(index)
@@ -75,13 +72,9 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        stop_all(self._workers, STOP)
+        self.staff.stop()
         self._arena.close()
         self._job = self._feed = None  # they hold on to us as we to them: a circle, and a replay memory in it
-
-    def _kill(self) -> None:
-        for worker in self._workers:
-            worker.kill()
 
     # Coming up
 
@@ -103,35 +96,30 @@ class Crew:
             self._send_memory(index)
         for index in range(self.config.actors):
             self._until_up(index, self._started)
+        self.staff.spare.expect()
 
     def _spawn(self, index: int) -> None:
-        start = {
-            "config": encode_config(self.config).decode(),
-            "index": index,
-            "incarnation": self._incarnation[index],
-        }
-        log = self._logs / f"actor-{index}.log"
-        worker = Worker.start(self._module, f"actor {index}", start, self._arena.fds(), log)
-        self._workers[index : index + 1] = [worker]  # the next one at the start, a successor later
+        self.staff.start(index)
 
     def _send_memory(self, index: int) -> None:
         job = self._job
         assert job is not None
-        resumed = job.snapshots and self._incarnation[index] == 0
+        resumed = job.snapshots and self.staff.incarnation[index] == 0
         snapshot = pack_tree(job.snapshots[index]) if resumed else None
-        self._tell(
+        self.staff.tell(
             index, self._arena.described | {"op": "memory", "sequence": job.sequences[index], "snapshot": snapshot}
         )
 
     def _ready(self, index: int) -> Waiting[None]:
-        message = yield from self._word(index, self._start_patience())
+        message = yield from self.staff.word(index, self._start_patience())
         spec = msgspec.convert(message["spec"], EnvSpec)
         if self._spec is not None and spec != self._spec:
-            raise EnvError(f"actor {index} made another environment than its peers: {spec} instead of {self._spec}")
+            other = f"actor {index} made another environment than its peers: {spec} instead of {self._spec}"
+            raise Lost.by(EnvError(other))
         self._spec = spec
 
     def _started(self, index: int) -> Waiting[None]:
-        yield from self._word(index, self._start_patience())
+        yield from self.staff.word(index, self._start_patience())
         self._up.add(index)
 
     def _start_patience(self) -> Patience:
@@ -141,16 +129,16 @@ class Crew:
         """Wait for a worker's word; if it fails instead, for a replacement."""
         try:
             wait_for(word(index), self.signals.fileno())
-        except EnvError as error:
-            if not wait_for(self._replacement(index, error), self.signals.fileno()):
-                raise Stopped(self.signals.requested or 0) from error
+        except Lost as lost:
+            if not wait_for(self._replacement(index, lost), self.signals.fileno()):
+                raise Stopped(self.signals.requested or 0) from lost
 
-    def _replacement(self, index: int, error: EnvError) -> Waiting[bool]:
+    def _replacement(self, index: int, lost: Lost) -> Waiting[bool]:
         """Put a new worker in the place of a failed one, or give up with the failed one's words.
 
-        Nobody is replaced for a run that ends, or a user who wants to leave: False if that left the place empty.
+        Nobody is replaced for a run that ends, or after a request to shut down: False if that left the place empty.
         """
-        self._end(index)  # first: what it still wrote would be read as its successor's
+        error = yield from self._end(index, lost)  # first: what it still wrote would be read as its successor's
         steps = self._give_back(index)
         while not self._leaving:
             delay = self._restarts[index].next(error)  # raises the error itself once there were too many
@@ -160,7 +148,7 @@ class Crew:
                 yield [], left
             if self._leaving:
                 return False
-            self._incarnation[index] += 1
+            self.staff.incarnation[index] += 1
             self._spawn(index)
             try:
                 yield from self._ready(index)
@@ -168,9 +156,8 @@ class Crew:
                     self._send_memory(index)
                     yield from self._started(index)
                 return True
-            except EnvError as again:
-                error = again
-                self._end(index)
+            except Lost as again:
+                error = yield from self._end(index, again)
         self._count(index, steps, error)
         return False
 
@@ -198,10 +185,15 @@ class Crew:
             self.release(slot)
         return steps
 
-    def _end(self, index: int) -> None:
-        self._workers[index].abort()
-        self._workers[index].channel.close()
+    def _end(self, index: int, lost: Lost) -> Waiting[EnvError]:
+        """Have a lost worker ended; what it came to, with the end of its log."""
         self._up.discard(index)
+        self._ending.add(index)
+        try:
+            yield from self.staff.ended(index, lost.patience)
+        finally:
+            self._ending.discard(index)
+        return lost.error()
 
     # At work
 
@@ -226,22 +218,25 @@ class Crew:
 
         What is lost with an actor its replacement is ordered `again`, or nobody is.
         """
-        awaited = [channel for index in list(self._coming) for channel in self._go_on(index)]
-        ready = channels.wait([self._channel(index) for index in self._busy] + awaited, timeout)
-        for index in [i for i in self._busy if self._channel(i) in ready]:
+        self.staff.look()
+        pending = [self._go_on(index) for index in list(self._coming)]
+        listening = [index for index in self._busy if index not in self._coming]
+        awaited = [self.staff.channel(index) for index in listening] + [each for some, _ in pending for each in some]
+        ready = channels.wait(awaited, min([timeout, *(seconds for _, seconds in pending)]))
+        for index in [i for i in listening if self.staff.channel(i) in ready]:
             yield from self._take(index, again)
         for index in self._overdue():
-            yield from self._take(index, again, self._hung(index, self._arena.pulse.age(index)))
+            yield from self._take(index, again, self.staff.hung(index, self._arena.pulse.age(index)))
 
-    def _take(self, index: int, again: bool, error: EnvError | None = None) -> Iterator[tuple[int, int, ActorReport]]:
+    def _take(self, index: int, again: bool, lost: Lost | None = None) -> Iterator[tuple[int, int, ActorReport]]:
         """Every unroll that an actor has announced, whole as they are; then the end it came to, if it came to one."""
         for _ in range(self.orders(index)):  # not those that are ordered while we are at it
-            if not self._channel(index).poll():
+            if not self.staff.channel(index).poll():
                 break
             try:
                 report = self._report(index)
-            except EnvError as cause:
-                error = error or cause
+            except Lost as cause:
+                lost = lost or cause
                 break
             slot = self._busy[index].popleft()
             if self._busy[index]:
@@ -250,8 +245,8 @@ class Crew:
                 del self._busy[index]
             self._restarts[index].worked()
             yield index, slot, report
-        if error is not None:
-            self._come_back(index, error, self.orders(index) if again else 0)
+        if lost is not None:
+            self._come_back(index, lost, self.orders(index) if again else 0)
 
     def _expect(self, index: int) -> None:
         """An actor has something to do from now on: what was before says nothing about its health."""
@@ -269,79 +264,82 @@ class Crew:
 
     def _report(self, index: int) -> ActorReport:
         """What a worker says of the slot it was given, if that slot holds what it says."""
-        message, slot = self._read(index), self._busy[index][0]
+        message, slot = self.staff.read(index), self._busy[index][0]
         assert self._job is not None
-        if not self.slots.valid(slot, index, self._incarnation[index], self._job.sequences[index]):
-            raise EnvError(f"actor {index} announced a slot that is not whole: {self.slots.stamp(slot)}", "torn_slot")
+        if not self.slots.valid(slot, index, self.staff.incarnation[index], self._job.sequences[index]):
+            torn = f"actor {index} announced a slot that is not whole: {self.slots.stamp(slot)}"
+            raise Lost.by(EnvError(torn, "torn_slot"))
         return msgspec.convert(message["report"], self._report_type)
 
     def order(self, index: int, **more: Any) -> None:
         """Have an actor fill one more slot; `more` is said to it along with the order."""
-        if index not in self._up:  # it failed, and was not replaced for a user who wants to leave
+        if index not in self._up:  # it failed, and is not replaced yet, or will not be
             return
         slot = self._arena.free.pop()
         if self._idle(index):
             self._expect(index)
         self._busy.setdefault(index, deque()).append(slot)
         self._last_order[index] = more
-        self._tell(index, {"op": "unroll", "slot": slot} | more)
+        self.staff.tell(index, {"op": "unroll", "slot": slot} | more)
 
     def _idle(self, index: int) -> bool:
         """Whether an actor has filled all it was given, as far as we know."""
         return all(self.slots.stamp(slot).state == Slots.FULL for slot in self._busy.get(index, ()))
 
-    def _come_back(self, index: int, error: EnvError, orders: int) -> None:
+    def _come_back(self, index: int, lost: Lost, orders: int) -> None:
         """The unroll is lost; a replacement will start on the same one, with so many orders."""
 
         def coming() -> Waiting[None]:
-            if (yield from self._replacement(index, error)):
+            if (yield from self._replacement(index, lost)):
                 for _ in range(orders):
                     self.order(index, **self._last_order[index])
 
         self._coming[index] = coming()
         self._go_on(index)
 
-    def _go_on(self, index: int) -> list[channels.Channel]:
-        """Go on with a replacement as far as that is possible; the channels it waits for. It looks at clocks itself."""
+    def _go_on(self, index: int) -> tuple[list[channels.Channel], float]:
+        """Go on with a replacement as far as that is possible; what it waits for, and how long."""
         try:
-            return next(self._coming[index])[0]
+            return next(self._coming[index])
         except StopIteration:
             del self._coming[index]
-            return []
+            return [], POLL
 
     def finish(self) -> None:
         """No more is wanted than what is being filled: nobody is replaced from now on."""
         self._finishing = True
         for index in list(self._coming):
-            del self._coming[index]
-            self._end(index)
+            if index not in self._ending:  # what is lost with one that has not ended yet is still to be counted
+                del self._coming[index]
+                self.staff.workers[index].abort()
 
     def release(self, slot: int) -> None:
         self._arena.release(slot, poison=self.config.debug)
 
     def _overdue(self) -> list[int]:
-        """Workers without a sign of life for too long; the user's wish to leave shortens our patience.
+        """Workers without a sign of life for too long; a request to shut down shortens our patience.
 
         One that has finished and waits for us to read it gives no sign either, and is not late.
         """
-        late = [index for index in self._busy if self._deadlines[index].expired(self._arena.pulse.last(index))]
+        busy = [index for index in self._busy if index not in self._coming]
+        late = [index for index in busy if self._deadlines[index].expired(self._arena.pulse.last(index))]
         if self.signals.requested is not None:
-            late += [i for i in self._busy if i not in late and self._arena.pulse.age(i) > self._hurried]
-        return [i for i in late if not self._channel(i).poll()]
+            late += [i for i in busy if i not in late and self._arena.pulse.age(i) > self._hurried]
+        return [i for i in late if not self.staff.channel(i).poll()]
 
     def snapshots(self) -> list[dict[str, Any] | None]:
         """The actors' states for a checkpoint, under one deadline; None where an environment cannot be restored."""
         patience = Patience(self.signals, self.limits.step_deadline, self._hurried, since=time.monotonic())
         states: list[dict[str, Any] | None] = [None] * self.config.actors
-        failed: dict[int, EnvError] = {}
+        failed: dict[int, Lost] = {}
         asked = sorted(self._up)
         for index in asked:
-            self._tell(index, {"op": "snapshot"})
+            self.staff.tell(index, {"op": "snapshot"})
         for index in asked:
             try:
-                message = wait_for(self._word(index, patience), self.signals.fileno())
-            except EnvError as error:
-                failed[index] = error
+                message = wait_for(self.staff.word(index, patience), self.signals.fileno())
+            except Lost as lost:
+                failed[index] = lost
                 continue
             states[index] = None if message["state"] is None else unpack_tree(message["state"])
             self._pass_on(message["said"])
@@ -356,46 +354,6 @@ class Crew:
             if not self._complained:
                 self._job.journal.say(text)
             self._complained = True
-
-    # Words to and from a worker
-
-    def _channel(self, index: int) -> channels.Channel:
-        return self._workers[index].channel
-
-    def _tell(self, index: int, message: dict[str, Any]) -> None:
-        """Say what will be answered. One that is gone, or does not listen, is noticed where the answer is awaited.
-
-        Not here: it may have announced unrolls before, and they are to be taken first.
-        """
-        with contextlib.suppress(ChannelClosed, ChannelTimeout):
-            self._channel(index).send(message, SEND)
-
-    def _word(self, index: int, patience: Patience) -> Waiting[dict[str, Any]]:
-        """The worker's next message; its failure, death or silence become an EnvError."""
-        channel = self._channel(index)
-        while not channel.poll():
-            left = patience.left()
-            if left == 0.0:
-                raise self._hung(index, patience.spent())
-            yield [channel], left
-        return self._read(index)
-
-    def _read(self, index: int) -> dict[str, Any]:
-        """The message that lies in the channel."""
-        try:
-            message = self._channel(index).recv(0.0)
-        except ChannelClosed as error:
-            raise self._died(index) from error
-        if message["op"] == "failed":
-            raise failure.told(message)
-        return message
-
-    def _died(self, index: int) -> EnvError:
-        return failure.died(self._workers[index], index, self._where(index))
-
-    def _hung(self, index: int, seconds: float) -> EnvError:
-        worker, leaving = self._workers[index], self.signals.requested is not None
-        return failure.hung(worker, index, self.config.env, self._where(index), seconds, leaving)
 
     def _where(self, index: int) -> str:
         slots = self._busy.get(index)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rookery.actor import ActorReport
-from rookery.topologies.supervise import serve
+from rookery.topologies.child import serve
 
 
 @dataclass

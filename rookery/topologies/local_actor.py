@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.topologies.supervise import serve
+from rookery.topologies.child import serve
 
 
 def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:

@@ -16,16 +16,16 @@ from rookery.actor import Actor, ActorReport
 from rookery.envs.make import make
 from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
 from rookery.registry import parents_config
+from rookery.topologies.child import IDLE, assigned
 from rookery.topologies.faults import FaultPlan
-
-IDLE = 3600.0  # seconds without a word from the parent; its death closes the channel at once
 
 
 class Post:
     def __init__(self, channel: Any, start: dict[str, Any], fds: dict[str, int]):
         torch.set_num_threads(1)
         self.channel = channel
-        self.config = parents_config(start["config"])
+        self.config = parents_config(start["config"])  # loads the algorithm's module
+        start = assigned(channel, start)  # all is loaded: a spare process waits here
         self.index, self.incarnation = start["index"], start["incarnation"]
         self._plan = FaultPlan.parse(self.config.fault_plan).only("actor", self.index, self.incarnation)
         self._plan.fire("actor", self.index, incarnation=self.incarnation, start=0)

@@ -16,6 +16,7 @@ from rookery.producer import Producer, empty_arrays, handover_shapes
 from rookery.topologies.feed import make_feed
 from rookery.topologies.job import Job
 from rookery.topologies.keeper import Keeper
+from rookery.topologies.orphans import MarkedHere
 from rookery.topologies.signals import Signals
 from rookery.topologies.threads import available_cores
 from rookery.types import EnvSpec
@@ -25,17 +26,18 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
     # Environments with threads of their own may use every core here; what they compute does not depend on it.
     cores = available_cores()
     lanes: list[Lanes] = []
-    try:
-        for _ in range(config.actors):
-            lanes.append(make(config, config.envs_per_actor, threads=cores))
-        job = open_job(lanes[0].spec)
-        return _run(job, lanes)
-    finally:
-        for each in lanes:
-            each.close()
+    with MarkedHere() as marked:  # what the environments start ends with them
+        try:
+            for _ in range(config.actors):
+                lanes.append(make(config, config.envs_per_actor, threads=cores))
+            job = open_job(lanes[0].spec)
+            return _run(job, lanes, marked)
+        finally:
+            for each in lanes:
+                each.close()
 
 
-def _run(job: Job, lanes: list[Lanes]) -> Job:
+def _run(job: Job, lanes: list[Lanes], marked: MarkedHere) -> Job:
     config, journal = job.config, job.journal
     nets = job.acting_nets()
     producers = [
@@ -46,6 +48,7 @@ def _run(job: Job, lanes: list[Lanes]) -> Job:
     arrays = [empty_arrays(shapes) for _ in producers]
     feed = make_feed(job, shapes)
     keeper = Keeper(job, feed, lanes)
+    learn = marked.paused(feed.learn) if config.compile else feed.learn  # a compiler's processes are its own affair
 
     def snapshots() -> list[dict[str, Any] | None]:
         return [producer.snapshot() for producer in producers]
@@ -57,7 +60,7 @@ def _run(job: Job, lanes: list[Lanes]) -> Job:
     with job.rescuing(feed):
         while True:
             if feed.can_sample():
-                feed.learn()
+                learn()
                 job.refresh()
             elif job.checkpoint_due():
                 job.save(feed, snapshots)

@@ -1,10 +1,10 @@
 """Child processes that are watched: started, listened to, aborted with their stack in the log, replaced, never leaked.
 
-The parent's side is `Worker`, with `Restarts` and `Deadline` for when to give up; the child's side is `serve` (or
-`child_entry` and `report_failure`, its two halves). A worker is a module run by `python -m`: the user's script is not
-imported again, and nothing is pickled. What the two say to each other is the topology's affair, except for
-{"op": "ready", ...}, the child's first message; {"op": "failed", ...}, its last one after an error; and {"op": "stop"},
-the parent's polite request.
+This is the parent's side: `Worker`, with `Restarts` and `Deadline` for when to give up. The child's side is `child.py`.
+A worker is a module run by `python -m`: the user's script is not imported again, and nothing is pickled. What the two
+say to each other is the topology's affair, except for {"op": "ready", ...}, the child's first message; {"op": "failed",
+...}, its last one after an error; {"op": "stop"}, the parent's polite request; and {"op": "assign", ...}, which gives
+a spare process its work.
 
 Promises hold on Linux; elsewhere a child whose parent was killed ends at its next look at the channel.
 """
@@ -12,46 +12,44 @@ Promises hold on Linux; elsewhere a child whose parent was killed ends at its ne
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
 import os
 import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rookery.errors import RookeryError
 from rookery.pipes.channel import Channel, ChannelClosed, ChannelTimeout, pair
 from rookery.pipes.machine import Machine
+from rookery.topologies.child import DEAF
+from rookery.topologies.orphans import GONE, end_marked, put_mark
 from rookery.topologies.threads import limit_child_env
+from rookery.topologies.worker_log import WorkerLog
 
-# The parent decides when a child ends; Ctrl-C and batch systems signal everybody.
-DEAF = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)}
 ABORT_WAIT = 0.5  # seconds for a stuck child to write its stack
 KILL_WAIT = 5.0  # seconds for the kernel to end a killed one
-TAIL_BYTES = 1 << 16
 
 
 class Worker:
     """One child process.
 
-    The kernel kills it when the *thread* that started it ends: start workers from a thread that outlives them.
-    It leads a process group of its own, so that what it has started itself goes with it.
+    The kernel kills it when the *thread* that started it ends: start workers from a thread that outlives them. What it
+    has started itself is killed when its end is noticed: by its process group, and by its mark (see orphans.py).
     """
 
-    def __init__(self, name: str, process: subprocess.Popen, channel: Channel, log: Path | None, log_start: int):
+    def __init__(self, name: str, process: subprocess.Popen, channel: Channel, log: WorkerLog | None):
         self.name = name
         self.channel = channel
         self.log = log
-        self._log_start = log_start  # the file is appended to: where this incarnation begins
+        self.mark = put_mark(process.pid)
         self._process = process
         self._oom_kills = Machine().oom_kills()
         self._peak = 0  # bytes of memory, known after the end
+        self._abort_at: float | None = None  # when it is to be aborted
         self._aborted = False
         self._asked = False
 
@@ -69,7 +67,7 @@ class Worker:
         path = [entry or os.getcwd() for entry in sys.path]
         command = [sys.executable, "-P", "-X", "faulthandler", "-m", module, name, str(child_fd), str(os.getpid())]
         environment = {**os.environ, **limit_child_env(), "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
-        output, log_start = _open_log(log)
+        output, worker_log = _open_log(log)
         # Blocked until the child has made itself deaf, so that no signal finds it in between. None is lost to us.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
         try:
@@ -85,7 +83,7 @@ class Worker:
             os.close(child_fd)
             if output is not None:
                 os.close(output)
-        worker = cls(name, process, channel, log if output is not None else None, log_start)
+        worker = cls(name, process, channel, worker_log)
         envelope = {"sys_path": path, "pythonpath": os.environ.get("PYTHONPATH"), "fds": fds, "message": start_message}
         try:
             channel.send(envelope, timeout)
@@ -93,9 +91,22 @@ class Worker:
             pass
         except BaseException:
             worker.kill()
-            _await_end([worker], KILL_WAIT)
+            await_end([worker], KILL_WAIT)
             raise
         return worker
+
+    def assign(self, name: str, start_message: dict[str, Any], log: Path | None) -> bool:
+        """Give a spare process (started with {"spare": True}) its work; False if it is not there to take it."""
+        output, worker_log = _open_log(log)
+        if output is not None:
+            os.close(output)  # the child opens it by itself
+        order = {"op": "assign", "message": start_message, "log": str(log.absolute()) if worker_log and log else None}
+        try:
+            self.channel.send(order, timeout=1.0)
+        except (ChannelClosed, ChannelTimeout):
+            return False
+        self.name, self.log = name, worker_log
+        return True
 
     @property
     def pid(self) -> int:
@@ -112,13 +123,11 @@ class Worker:
 
     def describe_exit(self) -> str:
         """How it ended, in words for the first line of a failure."""
-        if self.channel.ended:  # its end of stream comes a moment before its end
-            _await_end([self], ABORT_WAIT)
         code = self.exitcode
         if code is None:
             return "is running" if not self.channel.ended else "has closed its channel, and is running"
         if self._aborted:
-            return f"was aborted by us; its stack is in {self.log}" if self.log else "was aborted by us"
+            return f"was aborted by us; its stack is in {self.log.path}" if self.log else "was aborted by us"
         if code >= 0:
             return f"ended with exit code {code}"
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
@@ -128,21 +137,13 @@ class Worker:
                 return f"was killed by SIGKILL: out of memory, says the cgroup ({peak}); use fewer or smaller workers"
             return f"was killed by SIGKILL: probably out of memory ({peak}; see dmesg), or somebody's kill -9"
         if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE):
-            where = f"; its stack is in {self.log}" if self.log else ""
+            where = f"; its stack is in {self.log.path}" if self.log else ""
             return f"was killed by {name}: a crash in native code{where}"
         return f"was killed by {name}"
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines that this incarnation wrote."""
-        if self.log is None:
-            return ""
-        try:
-            with self.log.open("rb") as file:
-                file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return ""
-        return "\n".join(text.splitlines()[-lines:])
+        """The last lines that this process wrote."""
+        return "" if self.log is None else self.log.tail(lines)
 
     def ask_to_stop(self) -> None:
         """The polite request, once; does not wait for the end."""
@@ -155,12 +156,30 @@ class Worker:
         """Ask it to end, abort it at the deadline; returns what it still had to say."""
         return stop_all([self], timeout)[self.name]
 
-    def abort(self) -> None:
-        """End a worker that does not answer: its stack goes to the log, then it is killed."""
-        abort_all([self])
+    def abort(self, patience: float = 0.0) -> None:
+        """Have it ended, if it has not ended by itself in `patience` seconds. Does not wait: `gone` carries it on."""
+        at = time.monotonic() + patience
+        self._abort_at = at if self._abort_at is None else min(at, self._abort_at)
+
+    def gone(self) -> bool:
+        """Whether it has ended. Each call takes the next step of an abort that is due, and none of them waits.
+
+        First SIGABRT, so that faulthandler writes every stack to the log; after ABORT_WAIT seconds SIGKILL.
+        """
+        if not self.alive():
+            return True
+        now = time.monotonic()
+        if self._abort_at is not None and now >= self._abort_at:
+            if not self._aborted:
+                self._aborted, self._abort_at = True, now
+                self._signal(signal.SIGABRT)
+                self._signal(signal.SIGCONT)  # a stopped process takes its signals when it goes on
+            elif now >= self._abort_at + ABORT_WAIT:
+                self.kill()
+        return False
 
     def kill(self) -> None:
-        """SIGKILL to it and to whatever it has started; does not wait."""
+        """SIGKILL to it and to its process group; does not wait."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -179,14 +198,19 @@ class Worker:
             _, status, usage = os.wait4(self.pid, 0)
         except ChildProcessError:  # somebody else has collected it (SIGCHLD ignored): the code is lost
             self._process.returncode = 255
-            return True
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        self._peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        else:
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+            self._peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        with contextlib.suppress(OSError):  # no descriptor is left to look with; the guard, if any, finds them later
+            end_marked([self.mark])
         return True
 
 
 def stop_all(workers: Sequence[Worker], timeout: float) -> dict[str, list[dict[str, Any]]]:
-    """Ask all to end, under one deadline, and abort the rest. Returns what each still had to say."""
+    """Ask all to end, under one deadline, and abort the rest. Returns what each still had to say.
+
+    What they have started has ended too when this returns, unless the kernel cannot end it.
+    """
     until = time.monotonic() + timeout
     for worker in workers:
         worker.ask_to_stop()
@@ -195,12 +219,14 @@ def stop_all(workers: Sequence[Worker], timeout: float) -> dict[str, list[dict[s
     while living and time.monotonic() < until:
         if not _listen(living, said):
             time.sleep(0.005)
-        living = [worker for worker in living if worker.alive()]
+        living = [worker for worker in living if not worker.gone()]
     abort_all(living)
     while _listen(workers, said):  # finite: they have all ended
         pass
     for worker in workers:
         worker.channel.close()
+    with contextlib.suppress(OSError):
+        end_marked([worker.mark for worker in workers], GONE)
     return said
 
 
@@ -216,40 +242,28 @@ def _listen(workers: Sequence[Worker], said: dict[str, list[dict[str, Any]]]) ->
 
 
 def abort_all(workers: Sequence[Worker]) -> None:
-    """SIGABRT, so that faulthandler writes every stack to the log; then SIGKILL; all collected."""
-    living = [worker for worker in workers if worker.alive()]
-    for worker in living:
-        worker._aborted = True
-        worker._signal(signal.SIGABRT)
-        worker._signal(signal.SIGCONT)  # a stopped process takes its signals when it goes on
-    living = _await_end(living, ABORT_WAIT)
-    for worker in living:
-        worker.kill()
-    _await_end(living, KILL_WAIT)
+    """Abort all, and wait for their end."""
+    for worker in workers:
+        worker.abort()
+    await_end(workers, ABORT_WAIT + KILL_WAIT)
 
 
-def _await_end(workers: Sequence[Worker], timeout: float) -> list[Worker]:
+def await_end(workers: Sequence[Worker], timeout: float) -> list[Worker]:
     """Wait until all have ended; returns those that have not."""
     until = time.monotonic() + timeout
     pause = 0.001
-    living = [worker for worker in workers if worker.alive()]
+    living = [worker for worker in workers if not worker.gone()]
     while living and time.monotonic() < until:
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
-        living = [worker for worker in living if worker.alive()]
+        living = [worker for worker in living if not worker.gone()]
     return living
 
 
-def _open_log(log: Path | None) -> tuple[int | None, int]:
-    """Descriptor to append to, and its present size. A log that cannot be opened does not stop a run."""
-    if log is None:
-        return None, 0
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return None, 0
-    return fd, os.fstat(fd).st_size
+def _open_log(path: Path | None) -> tuple[int | None, WorkerLog | None]:
+    log = None if path is None else WorkerLog(path)
+    fd = None if log is None else log.open()
+    return fd, None if fd is None else log
 
 
 class Restarts:
@@ -313,86 +327,3 @@ class Deadline:
     def left(self) -> float:
         """Seconds left as of the last look: how long a wait may be."""
         return max(0.0, self._until - self._looked)
-
-
-Body = Callable[[Channel, dict[str, Any], dict[str, int]], None]
-
-
-def serve(body: Body) -> None:
-    """All that the `__main__` of a worker module needs: body(channel, start_message, fds), with errors reported.
-
-    Import torch and environments inside the body: until `child_entry` has run, the child does not notice that its
-    parent has died.
-    """
-    channel, message, fds = child_entry()
-    try:
-        body(channel, message, fds)
-    except ChannelClosed:  # the parent is gone: nobody to tell
-        os._exit(1)
-    except BaseException as error:
-        report_failure(channel, error)
-
-
-def child_entry(timeout: float = 60.0) -> tuple[Channel, dict[str, Any], dict[str, int]]:
-    """Make this process a worker of its parent; returns the channel, the start message and the descriptors."""
-    fd, parent = (int(word) for word in sys.argv[-2:])
-    del sys.argv[1:]  # ours, and nothing for an environment to parse
-    _die_with(parent)
-    if not faulthandler.is_enabled():
-        faulthandler.enable(all_threads=True)
-    for number in DEAF:
-        # A handler that does nothing, and not SIG_IGN, which the programs an environment starts would inherit.
-        signal.signal(number, _deaf)
-        signal.siginterrupt(number, False)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)
-    os.set_inheritable(fd, False)  # a grandchild must not hold the channel open
-    channel = Channel.from_fd(fd)
-    os.register_at_fork(after_in_child=lambda: _become_ordinary(channel))
-    envelope = channel.recv(timeout)
-    sys.path[:] = envelope["sys_path"]
-    os.environ.pop("PYTHONPATH", None)
-    if envelope["pythonpath"] is not None:
-        os.environ["PYTHONPATH"] = envelope["pythonpath"]
-    for number in envelope["fds"].values():
-        os.set_inheritable(number, False)
-    return channel, envelope["message"], envelope["fds"]
-
-
-def report_failure(channel: Channel, error: BaseException) -> NoReturn:
-    """Tell the parent, write the traceback to the log, exit with code 1 whatever threads an environment has left."""
-    text = "".join(traceback.format_exception(error))
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    failure = {
-        "op": "failed",
-        "error": str(error) if isinstance(error, RookeryError) else f"{type(error).__name__}: {error}",
-        "reason": str(getattr(error, "reason", "worker_error")),
-        "exit_code": int(getattr(error, "exit_code", 1)),
-        "traceback": text,
-    }
-    with contextlib.suppress(Exception):
-        channel.send(failure, timeout=5.0)
-    os._exit(1)
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill us when the parent ends, also by kill -9."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it ended before we asked
-        os._exit(1)
-
-
-def _deaf(number: int, frame: object) -> None:
-    pass
-
-
-def _become_ordinary(channel: Channel) -> None:
-    """In a process that an environment forks: hear signals again, let go of the channel."""
-    channel.close()
-    for number in DEAF:
-        if signal.getsignal(number) is _deaf:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

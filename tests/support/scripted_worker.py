@@ -1,6 +1,7 @@
 """A worker that does what its start message says, then answers until it is told to stop."""
 
 import ctypes
+import faulthandler
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import sys
 import time
 
 from rookery.pipes.shm import Segment
-from rookery.topologies.supervise import serve
+from rookery.topologies.child import assigned, serve
 
 
 def stuck_here(tell=lambda: None):
@@ -23,6 +24,10 @@ def stuck_in_c(tell):
 
 
 def body(channel, message, fds):
+    if message.get("spare"):
+        print("loaded")
+        channel.send({"op": "loaded"}, timeout=60)
+    message = assigned(channel, message)
     do = message["do"]
     if do == "raise":
         raise ValueError("broken on purpose")
@@ -49,6 +54,10 @@ def body(channel, message, fds):
         ready["program"] = child
     if do == "write":
         Segment.attach(fds["memory"], message["size"]).array((message["size"],), "uint8")[:] = 7
+    if do == "ignore":  # as a process that cannot be interrupted
+        faulthandler.disable()
+        signal.signal(signal.SIGABRT, signal.SIG_IGN)
+        stuck_here(lambda: channel.send(ready, timeout=60))
     if do == "hang":
         stuck_here(lambda: channel.send(ready, timeout=60))
     if do == "hang_in_c":

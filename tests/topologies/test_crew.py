@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import select
@@ -21,11 +22,11 @@ from rookery.envs.scripted import Counter
 from rookery.errors import EnvError
 from rookery.pipes.shm import Slots
 from rookery.topologies import local
+from rookery.topologies.child import serve
 from rookery.topologies.crew import Crew
 from rookery.topologies.feed import ReplayFeed
 from rookery.topologies.local_actor import body
 from rookery.topologies.signals import Patience, Signals, Stopped
-from rookery.topologies.supervise import serve
 
 LONG = 120.0  # seconds: never reached unless something is broken
 REPLAY = {"min_size": 100, "batch": 16, "capacity": 600, "samples_per_insert": 2.0}
@@ -49,7 +50,7 @@ def crews(monkeypatch) -> Iterator[list[Crew]]:
 
     monkeypatch.setattr(Crew, "__enter__", enter_seen)
     yield began
-    assert not [worker.name for crew in began for worker in crew._workers if worker.alive()]
+    assert not [worker.name for crew in began for worker in crew.staff.workers if worker.alive()]
 
 
 class Secretive(Counter):
@@ -83,6 +84,24 @@ def slow(calls: str, at: int) -> gymnasium.Env:
     return Counter()
 
 
+def deaf(marker: str) -> gymnasium.Env:
+    """At its first step, once: hears no SIGABRT, writes no stack, and gives no sign of life any more."""
+    env = Counter()
+    step = env.step
+
+    def hang(action: Any) -> Any:
+        try:
+            Path(marker).touch(exist_ok=False)
+        except FileExistsError:
+            return step(action)
+        faulthandler.disable()
+        signal.signal(signal.SIGABRT, signal.SIG_IGN)
+        select.select([], [], [])
+
+    env.step = hang
+    return env
+
+
 def train_ppo(tmp_path: Path, env: str, kwargs: dict[str, Any], **fields: Any) -> rookery.Run:
     settings = PPO | {"topology": "local", "preset": "vector", "out": str(tmp_path / "run")} | fields
     return rookery.train("ppo", env=f"test_crew:{env}", env_kwargs=kwargs, **settings)
@@ -102,15 +121,15 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def idle(crew: Crew, index: int) -> bool:
     """Whether a worker has announced all it was told to fill, and waits for the next word."""
-    status = Path(f"/proc/{crew._workers[index].pid}/stat").read_text().rpartition(")")[2].split()[0]
+    status = Path(f"/proc/{crew.staff.workers[index].pid}/stat").read_text().rpartition(")")[2].split()[0]
     filled = [crew.slots.stamp(slot).state == Slots.FULL for slot in crew._busy.get(index, ())]
     return bool(filled) and all(filled) and status == "S"
 
 
 def kill(crew: Crew, index: int) -> None:
     """SIGKILL to a worker; comes back when it is dead, and its end of the channel closed."""
-    fd = os.pidfd_open(crew._workers[index].pid)
-    crew._workers[index].kill()
+    fd = os.pidfd_open(crew.staff.workers[index].pid)
+    crew.staff.workers[index].kill()
     ended, _, _ = select.select([fd], [], [], LONG)
     os.close(fd)
     assert ended
@@ -270,12 +289,12 @@ def test_nobody_waits_while_a_replacement_comes_up(tmp_path, monkeypatch, recipe
 
     def seen_spawn(crew: Crew, index: int) -> None:
         spawn(crew, index)
-        if crew._incarnation[index]:
+        if crew.staff.incarnation[index]:
             seen["spawned"], seen["job"] = now(crew), crew._job
 
     def seen_started(crew: Crew, index: int):
         yield from started(crew, index)
-        if crew._incarnation[index]:
+        if crew.staff.incarnation[index]:
             seen["up"] = now(crew)
 
     def wanted(journal) -> str | None:  # as many steps as it takes, and then until the newcomer has delivered
@@ -296,13 +315,36 @@ def test_nobody_waits_while_a_replacement_comes_up(tmp_path, monkeypatch, recipe
     assert updates > 10 and unrolls > 10, (updates, unrolls)
 
 
+def test_the_learner_learns_while_a_worker_that_does_not_listen_is_being_ended(tmp_path, monkeypatch):
+    """It ignores SIGABRT: only SIGKILL ends it, when the time for its stack is over."""
+    monkeypatch.setattr("rookery.topologies.supervise.ABORT_WAIT", 2.0)
+    end, seen = Crew._end, {}
+
+    def seen_end(crew: Crew, index: int, lost: Any):
+        before = crew._job.learner.updates
+        error = yield from end(crew, index, lost)
+        seen["updates"] = crew._job.learner.updates - before
+        return error
+
+    monkeypatch.setattr(Crew, "_end", seen_end)
+    monkeypatch.setattr("rookery.journal.Journal.finished", lambda journal: "env_steps" if seen else None)
+    run = rookery.train(
+        "apex_dqn", env="test_crew:deaf", env_kwargs={"marker": str(tmp_path / "marker")}, out=str(tmp_path / "run"),
+        env_steps=10**9, supervisor={"step_deadline": 2.0}, **APEX,
+    )  # fmt: skip
+    assert seen["updates"] > 10
+    ledger = run.summary["ledger"]
+    dropped, kept = sum(ledger["dropped"].values()), ledger["evicted"] + ledger["in_flight"]
+    assert ledger["collected"] == ledger["trained"] + dropped + kept
+
+
 @pytest.mark.parametrize(("recipe", "fields"), [("apex_dqn", APEX), ("gorila", GORILA)])
 def test_a_replacement_that_comes_too_late_for_the_run_is_given_up(tmp_path, monkeypatch, recipe, fields):
     """The other actor has taken all the steps: nobody waits for one that would have nothing to do."""
     given_up, finish, started = [], Crew.finish, Crew._started
 
     def never(crew: Crew, index: int):
-        while crew._incarnation[index]:
+        while crew.staff.incarnation[index]:
             yield [], LONG
         yield from started(crew, index)
 
@@ -324,7 +366,7 @@ def test_an_actor_that_dies_when_all_is_done_is_nobodys_trouble(tmp_path, monkey
     arrived = Crew.arrived
 
     def dead() -> bool:
-        return not crews[0]._workers[1].alive()
+        return not crews[0].staff.workers[1].alive()
 
     def unnoticed(crew: Crew, timeout: float, again: bool = True):
         return iter(()) if dead() and not crew._finishing else arrived(crew, timeout, again)

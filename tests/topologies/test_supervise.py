@@ -15,7 +15,7 @@ from rookery.errors import RookeryError
 from rookery.pipes.channel import ChannelClosed, wait
 from rookery.pipes.shm import Segment
 from rookery.topologies import supervise
-from rookery.topologies.supervise import Deadline, Restarts, Worker, stop_all
+from rookery.topologies.supervise import Deadline, Restarts, Worker, abort_all, stop_all
 
 SUPPORT = Path(__file__).parents[1] / "support"
 LONG = 120.0  # seconds: never reached unless something is broken
@@ -38,9 +38,15 @@ def start(tmp_path):
 
     yield go
     for worker in workers:
-        worker.abort()
+        abort_all([worker])
         worker.channel.close()
         assert not Path(f"/proc/{worker.pid}").exists(), "a zombie is left"
+
+
+def ended(worker):
+    """The worker, once it has ended by itself: its end of stream comes a moment before its end."""
+    assert supervise.await_end([worker], LONG) == []
+    return worker
 
 
 def ready(worker):
@@ -111,7 +117,7 @@ def test_its_output_is_in_the_log_and_the_tail_is_of_this_incarnation(tmp_path):
         worker = Worker.start("scripted_worker", "actor[0]", {"do": "exit", "code": code}, {}, log)
         with pytest.raises(ChannelClosed):
             worker.channel.recv(LONG)
-        assert worker.describe_exit() == f"ended with exit code {code}"
+        assert ended(worker).describe_exit() == f"ended with exit code {code}"
         assert worker.log_tail() == "leaving now"
         worker.channel.close()
     assert log.read_text() == "leaving now\n" * 2
@@ -136,7 +142,7 @@ def test_an_error_in_the_worker_comes_first_and_in_its_own_words(start):
     assert worker.describe_exit() == "is running" or worker.exitcode == 1
     with pytest.raises(ChannelClosed):
         worker.channel.recv(LONG)
-    assert worker.describe_exit() == "ended with exit code 1"
+    assert ended(worker).describe_exit() == "ended with exit code 1"
     assert "EnvError: the door is stuck" in worker.log_tail()
 
 
@@ -153,7 +159,7 @@ def test_a_module_that_does_not_exist_is_a_worker_that_has_ended(start):
     worker = start("echo", module="no_such_module")
     with pytest.raises(ChannelClosed):
         worker.channel.recv(LONG)
-    assert worker.describe_exit() == "ended with exit code 1"
+    assert ended(worker).describe_exit() == "ended with exit code 1"
     assert "No module named no_such_module" in worker.log_tail()
 
 
@@ -178,7 +184,7 @@ def test_a_message_that_cannot_be_sent_leaves_no_process(tmp_path, monkeypatch):
 SIGNALS = [
     (signal.SIGKILL, "was killed by SIGKILL: probably out of memory (its peak was "),
     (signal.SIGSEGV, "was killed by SIGSEGV: a crash in native code; its stack is in "),
-    (signal.SIGHUP, "was killed by SIGHUP"),
+    (signal.SIGALRM, "was killed by SIGALRM"),
     (signal.SIGRTMIN + 1, "was killed by signal 35"),
 ]
 
@@ -189,7 +195,7 @@ def test_death_by_signal_is_noticed_at_the_channel_and_described(start, number, 
     assert wait([worker.channel], LONG) == [worker.channel]
     with pytest.raises(ChannelClosed):
         worker.channel.recv(0.0)
-    assert worker.describe_exit().startswith(words)
+    assert ended(worker).describe_exit().startswith(words)
     assert worker.exitcode == -number
     if number == signal.SIGSEGV:
         assert "Fatal Python error: Segmentation fault" in worker.log_tail(100)
@@ -206,7 +212,9 @@ def test_the_out_of_memory_killer_is_named_where_the_cgroup_saw_it(start, monkey
     worker = start("signal", signal=int(signal.SIGKILL))
     with pytest.raises(ChannelClosed):
         worker.channel.recv(LONG)
-    assert worker.describe_exit().startswith("was killed by SIGKILL: out of memory, says the cgroup (its peak was ")
+    assert (
+        ended(worker).describe_exit().startswith("was killed by SIGKILL: out of memory, says the cgroup (its peak was ")
+    )
 
 
 @pytest.mark.parametrize("do, where", [("hang", "stuck_here"), ("hang_in_c", "stuck_in_c"), ("stop_itself", "body")])
@@ -215,12 +223,12 @@ def test_a_stuck_worker_is_aborted_with_its_stack_in_the_log(start, do, where):
     ready(worker)
     if do == "stop_itself":
         await_state(worker.pid, "T")
-    worker.abort()
+    abort_all([worker])
     assert worker.exitcode == -signal.SIGABRT
     assert "Fatal Python error: Aborted" in worker.log_tail(100)
     assert f"in {where}" in worker.log_tail(100)
     assert worker.describe_exit().startswith("was aborted by us; its stack is in ")
-    worker.abort()  # once more does no harm
+    abort_all([worker])  # once more does no harm
 
 
 def test_a_worker_that_survives_the_abort_is_killed(start, monkeypatch):
@@ -229,8 +237,52 @@ def test_a_worker_that_survives_the_abort_is_killed(start, monkeypatch):
     send = worker._signal
     monkeypatch.setattr(worker, "_signal", lambda number: send(0))  # as if the kernel could not deliver it
     monkeypatch.setattr(supervise, "ABORT_WAIT", 0.01)
-    worker.abort()
+    abort_all([worker])
     assert worker.exitcode == -signal.SIGKILL
+
+
+def test_an_abort_does_not_wait_and_goes_on_from_look_to_look(start, monkeypatch):
+    """Of one that ignores SIGABRT and does not answer: killed when its time is over, and collected."""
+    monkeypatch.setattr(supervise, "ABORT_WAIT", 0.3)
+    worker = start("ignore")
+    ready(worker)
+    began, looks = time.monotonic(), 0
+    worker.abort()
+    while not worker.gone():
+        looks += 1
+        assert time.monotonic() - began < LONG
+    assert looks > 100 and worker.exitcode == -signal.SIGKILL
+    assert worker.describe_exit().startswith("was aborted by us")
+
+
+def test_an_abort_with_patience_lets_a_worker_end_by_itself(start):
+    worker = start("raise")
+    assert worker.channel.recv(LONG)["op"] == "failed"
+    worker.abort(patience=LONG)
+    assert ended(worker).exitcode == 1 and "Aborted" not in worker.log_tail(100)
+
+
+def test_a_spare_process_loads_waits_and_takes_over_the_place_and_log_of_another(start, tmp_path):
+    worker, log = start("", spare=True), tmp_path / "logs" / "actor.log"
+    assert worker.channel.recv(LONG) == {"op": "loaded"} and worker.log_tail() == "loaded"
+    log.write_text("an earlier life\n")
+    assert worker.assign("actor[7]", {"do": "exit", "code": 5}, log)
+    assert ended(worker).exitcode == 5
+    assert worker.name == "actor[7]" and worker.log_tail() == "leaving now"
+    assert log.read_text() == "an earlier life\nleaving now\n"
+
+
+def test_a_spare_process_that_is_not_needed_ends_when_asked_to(start):
+    worker = start("", spare=True)
+    worker.stop(LONG)
+    assert worker.exitcode == 0
+
+
+def test_a_spare_process_that_has_died_takes_nothing(start, tmp_path):
+    worker = start("", spare=True)
+    worker.kill()
+    ended(worker)
+    assert not worker.assign("actor[7]", {"do": "exit", "code": 5}, tmp_path / "log")
 
 
 def test_stop_aborts_at_the_deadline(start):
@@ -291,11 +343,11 @@ def test_what_a_worker_has_started_goes_with_it(start, do, end):
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(ChannelClosed):  # also where a forked process could hold the channel open
             worker.channel.recv(LONG)
-        assert "SIGKILL" in worker.describe_exit()
+        assert "SIGKILL" in ended(worker).describe_exit()
     elif end == "stop":
         worker.stop(LONG)
     else:
-        worker.abort()
+        abort_all([worker])
     await_end(message["program"])
 
 
@@ -347,7 +399,7 @@ def test_twenty_starts_leak_no_descriptor_and_no_process(tmp_path):
         ]
         for worker in workers:
             ready(worker)
-        workers[0].abort()
+        abort_all(workers[:1])
         stop_all(workers, LONG)
         return [worker.pid for worker in workers]
 
