@@ -1,12 +1,10 @@
-"""`python -m rookery.envs.answer`: answers one question about an environment, asked as JSON on standard input.
+"""`python -m rookery.topologies.answer`: a worker that answers one question about an environment, and ends.
 
-The child side of `topologies/probe.py`. It must not load torch: a probe should cost tenths of a second.
+The child's side of `probe.py`. It must not load torch: a probe should cost tenths of a second.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import traceback
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +13,7 @@ import msgspec
 
 from rookery.config import AtariConfig, NetConfig
 from rookery.errors import EnvError, UsageError
+from rookery.topologies.child import serve
 
 
 def answer(question: dict[str, Any]) -> Any:
@@ -32,9 +31,7 @@ def answer(question: dict[str, Any]) -> Any:
     return spec
 
 
-def main() -> None:
-    question = json.load(sys.stdin)
-    sys.path[:] = question["path"]
+def body(channel: Any, question: dict[str, Any], fds: dict[str, int]) -> None:
     try:
         said = {"value": msgspec.to_builtins(answer(question))}
     except (UsageError, EnvError) as error:
@@ -43,8 +40,8 @@ def main() -> None:
         traceback.print_exc()
         words = f"environment {question['env']} raised when it was made: {type(error).__name__}: {error}"
         said = {"error": f"{words}\n{traceback.format_exc()}", "code": 3}
-    print("rookery-answer " + json.dumps(said), flush=True)
+    channel.send({"op": "answer"} | said, timeout=60.0)
 
 
 if __name__ == "__main__":
-    main()
+    serve(body)
