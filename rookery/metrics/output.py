@@ -179,6 +179,11 @@ class Streams:
         error = self._raw["stdout"].error if "stdout" in self._raw and not self._run else None
         return None if error is None or error.errno == errno.EPIPE else error
 
+    def give_up(self) -> None:
+        for raw in self._raw.values():
+            if isinstance(raw, BestEffort):
+                raw.give_up()
+
     def _shared(self, raw: BestEffort) -> Descriptor:
         """With 2>&1 both are one file: one thread writes to it, so that the order stays."""
         return next((other for other in self._raw.values() if _same(other.fileno(), raw.fileno())), raw)
@@ -201,6 +206,7 @@ def standard_streams(run: bool) -> Iterator[Streams]:
         yield streams
     finally:
         sys.stdout, sys.stderr = before
+        streams.give_up()
 
 
 def _same(one: int, other: int) -> bool:

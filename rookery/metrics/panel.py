@@ -121,7 +121,7 @@ class Panel:
             for name, stream in zip(("stdout", "stderr"), self._standard):
                 if isinstance(getattr(sys, name), FileProxy):
                     setattr(sys, name, stream)
-        if self._own is not None and self._own.waiting:
+        if self._own is not None:
             self._own.give_up()
 
     def _begin(self) -> None:

@@ -26,7 +26,9 @@ def ask(question: dict[str, Any], deadline: float) -> Any:
     command = [sys.executable, "-m", "rookery.envs.answer"]
     question = question | {"path": sys.path}
     try:
-        done = subprocess.run(command, input=json.dumps(question), capture_output=True, text=True, timeout=deadline)
+        done = subprocess.run(
+            command, input=json.dumps(question), capture_output=True, text=True, timeout=deadline, process_group=0
+        )  # a group of its own: what is signalled to ours is for us to hear
     except subprocess.TimeoutExpired:
         raise EnvError(
             f"environment {question['env']} gave no answer within {deadline:g} s: it hangs, or needs longer",

@@ -26,8 +26,9 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
     cores = available_cores()
     lanes: list[Lanes] = []
     try:
-        for _ in range(config.actors):
-            lanes.append(make(config, config.envs_per_actor, threads=cores))
+        with signals.interruptible(config.supervisor.grace / 3):
+            for _ in range(config.actors):
+                lanes.append(make(config, config.envs_per_actor, threads=cores))
         job = open_job(lanes[0].spec)
         return _run(job, lanes)
     finally:

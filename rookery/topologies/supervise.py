@@ -31,7 +31,7 @@ from rookery.pipes.machine import Machine
 from rookery.topologies.threads import limit_child_env
 
 # The parent decides when a child ends; Ctrl-C and batch systems signal everybody.
-DEAF = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)}
+DEAF = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)}
 ABORT_WAIT = 0.5  # seconds for a stuck child to write its stack
 KILL_WAIT = 5.0  # seconds for the kernel to end a killed one
 TAIL_BYTES = 1 << 16
@@ -340,7 +340,7 @@ def child_entry(timeout: float = 60.0) -> tuple[Channel, dict[str, Any], dict[st
     _die_with(parent)
     if not faulthandler.is_enabled():
         faulthandler.enable(all_threads=True)
-    for number in DEAF:
+    for number in (each for each in DEAF if signal.getsignal(each) != signal.SIG_IGN):
         # A handler that does nothing, and not SIG_IGN, which the programs an environment starts would inherit.
         signal.signal(number, _deaf)
         signal.siginterrupt(number, False)

@@ -178,7 +178,7 @@ def test_a_message_that_cannot_be_sent_leaves_no_process(tmp_path, monkeypatch):
 SIGNALS = [
     (signal.SIGKILL, "was killed by SIGKILL: probably out of memory (its peak was "),
     (signal.SIGSEGV, "was killed by SIGSEGV: a crash in native code; its stack is in "),
-    (signal.SIGHUP, "was killed by SIGHUP"),
+    (signal.SIGUSR2, "was killed by SIGUSR2"),
     (signal.SIGRTMIN + 1, "was killed by signal 35"),
 ]
 
@@ -261,10 +261,10 @@ def test_many_are_stopped_under_one_deadline(start):
 
 def test_signals_meant_for_the_parent_do_not_end_a_worker_from_its_first_moment(start):
     worker = start("echo")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         os.kill(worker.pid, number)
     ready(worker)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         os.kill(worker.pid, number)
     worker.channel.send({"op": "hello"}, 1)
     assert worker.channel.recv(LONG)["op"] == "echo"
