@@ -1,7 +1,8 @@
 """The journal of a run: what was collected, what became of it, how fast, and whether it is time to stop.
 
 A topology tells it what happened; it keeps the counters, the ledger, the moving windows and the time split, and feeds
-the panel and metrics.jsonl. It takes no decision about processes and touches no tensor.
+the panel and metrics.jsonl. It takes no decision about processes and touches no tensor. It belongs to the learner's
+thread. Panel and sinks have threads of their own, so what they are given is built anew each time and never changed.
 
 The ledger: every environment step ends as trained, evicted, dropped (with a reason) or in flight. It must balance.
 """
@@ -212,7 +213,7 @@ class Journal:
             "target_return": config.target_return, "losses": self.losses, "lag_mean": self.lag_mean,
             "lag_max": self.lag_max, "queue_depth": self.queue_depth, "replay": self.replay, "shares": shares,
             "ledger": self.ledger.as_dict(), "restarts": self.restarts, "advice": advice(shares, config),
-            "messages": list(self.messages), "history": self.history,
+            "messages": list(self.messages), "history": list(self.history),
         }  # fmt: skip
 
     @property

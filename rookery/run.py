@@ -13,9 +13,10 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -40,6 +41,8 @@ from rookery.topologies.probe import probe
 from rookery.topologies.signals import Signals, Stopped
 from rookery.topologies.threads import Threads
 from rookery.types import EnvSpec
+
+CLOSING = 5.0  # seconds to write the last records
 
 
 @dataclass(frozen=True)
@@ -70,15 +73,27 @@ def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
     if not isinstance(recipe, RunConfig) and not env:
         raise UsageError('which environment? train("ppo", env="CartPole-v1")')
     config = check(recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields))
+    with Signals() as signals:
+        return start(config, signals)
+
+
+def start(config: RunConfig, signals: Signals) -> Run:
+    """Train a checked config. Signals that came before now count: the folder is written and can be resumed."""
     config = replace(config, out=config.out or _folder_name(config))
     folder = Path(config.out)
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
     with _opened(folder):
         _write(folder / "config.json", encode_config(config))
         try:
-            return _execute(config, folder, saved=None)
-        except (UsageError, Stopped):  # nothing has begun: the same command, corrected or later, finds the place free
+            return _execute(config, folder, None, [], signals)
+        except UsageError:  # nothing has begun: the same command, corrected, finds the place free
             _clear_folder(folder, before)
+            raise
+        except Stopped as stop:
+            if stop.exit_code == INTERRUPT:
+                _clear_folder(folder, before)
+            else:
+                stop.add_note(f"go on with: rookery resume {quote(str(folder))}")
             raise
         except RookeryError as error:
             error.add_note(f"run folder: {folder}")
@@ -90,6 +105,12 @@ def resume(path: str | Path, trust: tuple[str, ...] = (), **fields: Any) -> Run:
 
     `env_steps=...` extends it. `trust`: modules that its config.json may name, besides what Rookery knows itself.
     """
+    with Signals() as signals:
+        return go_on(path, trust, fields, signals)
+
+
+def go_on(path: str | Path, trust: tuple[str, ...], fields: dict[str, Any], signals: Signals) -> Run:
+    """Resume under signals that are listened to already; the dotted `fields` change."""
     folder = Path(path)
     read_config(folder, trust)  # or it is not a run folder
     with claimed(folder):
@@ -108,7 +129,7 @@ def resume(path: str | Path, trust: tuple[str, ...] = (), **fields: Any) -> Run:
             saved, notes = None, ["the run had no checkpoint yet: it begins anew"]
         _write(folder / "config.json", encode_config(config))
         try:
-            return _execute(config, folder, saved, notes)
+            return _execute(config, folder, saved, notes, signals)
         except (UsageError, CheckpointError):  # it cannot be resumed like this: as it was, it still can
             _write(folder / "config.json", encode_config(before))
             raise
@@ -139,13 +160,17 @@ def read_config(folder: Path, trust: tuple[str, ...] = ()) -> RunConfig:
 
 
 @guarded()
-def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str] = []) -> Run:  # noqa: B006
+def _execute(
+    config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str], signals: Signals
+) -> Run:
+    signals.check()
     topology = importlib.import_module(f"rookery.topologies.{config.topology}")
     threads = Threads(config)
-    with Signals() as signals, closing(Sinks.of_run(folder)) as sinks, closing(Panel(config.quiet)) as panel:
+    with _told(config, folder, signals) as (sinks, panel):
         journal = Journal(config, sinks, panel)
 
         def open_job(spec: EnvSpec) -> Job:
+            signals.check()
             algorithm = build_algorithm(config, spec)
             learner = Learner(algorithm, config.seed, config.device, config.compile)
             if not config.threads:
@@ -174,8 +199,21 @@ def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | Non
             journal.say("the run ended before its first update, nothing was learnt: take more steps (--env-steps)")
         reason = {0: journal.finished() or "done", INTERRUPT: "interrupted", REQUEUE: "requeue"}[code]
         summary = journal.summary(reason, job.learner.updates, job.learner.skipped)
+    summary["records_lost"] = sinks.lost
     _write(folder / "summary.json", json.dumps(summary, indent=2).encode())
     return Run(folder, config, summary, code)
+
+
+@contextmanager
+def _told(config: RunConfig, folder: Path, signals: Signals) -> Iterator[tuple[Sinks, Panel]]:
+    """Where a run tells what it does. At its end they have a few seconds, less if shutdown was requested."""
+    sinks, panel = Sinks.of_run(folder), Panel(config.quiet)
+    try:
+        yield sinks, panel
+    finally:
+        panel.close()
+        hurried = signals.requested is not None
+        sinks.close(min(CLOSING, max(0.5, config.supervisor.grace / 10)) if hurried else CLOSING)
 
 
 def _warnings(config: RunConfig) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from types import SimpleNamespace
@@ -216,6 +217,23 @@ def test_a_record_tells_of_the_run_and_the_panel_of_more():
     assert abs(sum(record["shares"].values()) - 1) < 1e-9
     assert j.panel.shown["messages"] == ["hello"] and j.panel.shown["history"] == [(200, 2.0)]
     assert j.panel.shown["target_return"] == 475.0
+
+
+def test_what_was_told_does_not_change_afterwards():
+    """Panel and sinks look at it later, on threads of their own."""
+    j = journal(env_steps=10**6)
+    told = []
+    j.sinks.write = lambda record: told.append((record, copy.deepcopy(record)))
+    j.panel.update = lambda snapshot: told.append((snapshot, copy.deepcopy(snapshot)))
+    for step in range(30):
+        j.collected(report(10, [float(step)]))
+        train(j, 8, (step,), updates=step, policy_loss=0.1 * step)
+        j.lost(1, f"reason {step % 3}", f"message {step}")
+        j.ledger.in_flight += 1
+        j.replay = {"size": step}
+        j.report(force=True)
+    assert len(told) == 90
+    assert all(later == before for later, before in told)
 
 
 def test_the_curve_does_not_grow_without_end():

@@ -1,18 +1,21 @@
 """The `rookery` command: finds the verb, runs it, and turns errors into one line and an exit code.
 
 Each verb is a function `(words) -> exit code` in a module that is imported only when the verb is asked for: help and
-misspelt verbs answer at once, without loading torch.
+misspelt verbs answer at once, without loading torch. The two that train, `(words, signals)`, are listened for from the
+first line on: a signal that comes while libraries load is not lost. Their output is best effort and never decides the
+exit code; the other verbs answer, and an answer that could not be written is an error (`metrics/output.py`).
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
 
-from rookery.errors import INTERRUPT, LearnerError, RookeryError, UsageError
+from rookery.errors import INTERRUPT, LearnerError, RookeryError, StorageError, UsageError
+from rookery.metrics.output import standard_streams
 from rookery.printable import printable
+from rookery.topologies.signals import Signals, ended
 
 VERBS = {
     "train": ("rookery.cli.train:train", "train a recipe on an environment"),
@@ -33,10 +36,30 @@ EXAMPLES = (
 )
 
 
+TRAINS = ("train", "resume")
+
+
 def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] and words[0] in TRAINS and not {"-h", "--help"} & set(words):
+        with Signals() as signals, standard_streams(run=True) as streams:
+            code = _code(words, signals)
+            streams.finish()
+            if argv is None:  # this is the command, and not a program that calls it
+                ended(code)
+        return code
+    with standard_streams(run=False) as streams:
+        code, error = _code(words, Signals()), streams.finish()
+        if error is not None and not code:
+            _say_error(f"standard output cannot be written: {error.strerror or error}")
+            code = StorageError.exit_code
+        streams.finish()
+    return code
+
+
+def _code(words: list[str], signals: Signals) -> int:
     try:
-        return _run(words)
+        return _run(words, signals)
     except SystemExit as end:  # help
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     except RookeryError as error:
@@ -46,17 +69,14 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         _say_error("interrupted")
-        return INTERRUPT
-    except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return signals.requested or INTERRUPT
     except Exception:
         _say_traceback()
         _say_error("this is a bug in Rookery, or in code it was given; the traceback above says where")
         return LearnerError.exit_code
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], signals: Signals) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if words else UsageError.exit_code
@@ -76,6 +96,8 @@ def _run(words: list[str]) -> int:
 
         find_local_code(verb, rest)
     module, _, function = VERBS[verb][0].partition(":")
+    if verb in TRAINS:
+        return getattr(importlib.import_module(module), function)(rest, signals)
     return getattr(importlib.import_module(module), function)(rest)
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rookery.cli.flags import HELP
-from rookery.cli.stop import answered, deferred
 from rookery.errors import RookeryError, UsageError
 
 if TYPE_CHECKING:
     from rookery.run import Run
+    from rookery.topologies.signals import Signals
+
+PROBE = 10.0  # seconds an environment may take to say what it is, once shutdown is requested
 
 TRAIN = """usage: rookery train RECIPE --env ID [fields of the run]
 
@@ -28,38 +29,37 @@ RESUME = """usage: rookery resume RUN [fields of the run that shall differ]
   rookery resume runs/a --help                   every field, with its value in that run"""
 
 
-def train(words: list[str]) -> int:
+def train(words: list[str], signals: Signals) -> int:
+    """Signals are remembered all the way: libraries that are being loaded would lose an exception."""
     if words and words[0] in HELP:
         print(TRAIN)
         return 0
     if not words or words[0].startswith("-"):
         raise UsageError("which recipe? It comes first: rookery train ppo --env CartPole-v1")
-    with deferred():
-        from rookery.cli.configure import config_for
-        from rookery.run import train as run_train
+    from rookery.cli.configure import config_for
+    from rookery.run import check, start
+    from rookery.topologies.signals import Stopped
 
-    with answered():
-        return close(run_train(config_for(words[0], words[1:], f"rookery train {words[0]}")))
+    try:
+        with signals.interruptible(PROBE):  # the preset may depend on what the environment is
+            config = check(config_for(words[0], words[1:], f"rookery train {words[0]}"))
+    except Stopped as stop:
+        stop.add_note("the environment had not said yet what it is, so nothing was written: give the command again")
+        raise
+    return close(start(config, signals))
 
 
-def resume(words: list[str]) -> int:
+def resume(words: list[str], signals: Signals) -> int:
     if words and words[0] in HELP:
         print(RESUME)
         return 0
     if not words or words[0].startswith("-"):
         raise UsageError("which run? It comes first: rookery resume runs/...")
-    with deferred():
-        importlib.import_module("rookery.run")
-    with answered():
-        return _resume(words)
-
-
-def _resume(words: list[str]) -> int:
     from rookery import checkpoint
     from rookery.claim import claimed
     from rookery.cli.configure import ABOUT, EXTRA, changes, read
     from rookery.cli.runs import open_run, trusted
-    from rookery.run import resume as run_resume
+    from rookery.run import go_on
 
     path, prog = Path(words[0]), f"rookery resume {words[0]}"
     trust = trusted(words)
@@ -76,7 +76,7 @@ def _resume(words: list[str]) -> int:
     if steps is None and not (path / "summary.json").exists():
         with claimed(path):  # or somebody is about to write one
             print(f"{path} has no checkpoint yet: it begins anew")
-    return close(run_resume(path, trust, **fields))
+    return close(go_on(path, trust, fields, signals))
 
 
 def _compile(path: Path, old: bool, new: bool, words: list[str]) -> dict[str, bool]:
@@ -109,6 +109,9 @@ def close(run: Run) -> int:
         rows["learnt"] = "[yellow]nothing[/]: it ended before its first update; take more steps (--env-steps)"
     if summary["restarts"]:
         rows["replaced"] = f"{count(summary['restarts'], 'worker')}; the messages are in metrics.jsonl"
+    if lost := summary["records_lost"]:
+        names = ", ".join(f"{name}: {count(records, 'record')}" for name, records in lost.items())
+        rows["not written"] = f"[yellow]{escape(names)}[/]"
     if summary["return_mean"] is not None:
         rows["curve"] = escape(_curve(run.path))
     trust = needs(run.config)

@@ -1,8 +1,8 @@
 """Where records go: metrics.jsonl, the one source every viewer reads, and TensorBoard if it is installed.
 
-A sink must never stop or corrupt a run: a full disk makes it keep records in memory and try again, and a failure of one
-sink is warned of once, counted, and does not concern the others. Records are plain dictionaries; tensors and numpy
-numbers become Python numbers here and nowhere else.
+A sink must never stop, slow or corrupt a run. Each has a thread of its own (`sink_thread.py`). A full disk makes it
+keep records in memory and try again. A failure of one sink is warned of once, counted, and does not concern the others.
+Records are plain dictionaries; tensors and numpy numbers become Python numbers here and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from rookery.errors import StorageError, UsageError
+from rookery.metrics.sink_thread import LIMIT, SinkThread
 
 Record = Mapping[str, Any]
 
@@ -42,6 +43,8 @@ class JsonlSink:
 
     def __init__(self, path: Path, ring: int = 10_000):
         self.path = Path(path)
+        self.name = self.path.name
+        self.why = ""  # the last failure
         self.failures = 0  # writes that failed
         self.dropped = 0  # records lost because the ring was full
         self._waiting: deque[bytes] = deque(maxlen=ring)
@@ -53,6 +56,10 @@ class JsonlSink:
     def waiting(self) -> int:
         """Records in memory that are not in the file."""
         return len(self._waiting)
+
+    @property
+    def unwritten(self) -> int:
+        return self.waiting + self.dropped
 
     def write(self, record: Record) -> None:
         line = self._encoder.encode(record) + b"\n"
@@ -76,9 +83,10 @@ class JsonlSink:
         except OSError as error:
             self._release()  # to open it again is to mend it
             self.failures += 1
+            self.why = error.strerror or str(error)
             if self.failures == 1:
                 warnings.warn(
-                    f"{self.path} cannot be written ({error.strerror or error}): training goes on, and the last "
+                    f"{self.path} cannot be written ({self.why}): training goes on, and the last "
                     f"{self._waiting.maxlen} records are kept in memory until it can",
                     stacklevel=3,
                 )
@@ -102,8 +110,8 @@ class TensorBoardSink:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.name = "tensorboard"
         self._event, self._summary = Event, Summary
-        # The writer's own thread does the disk work; its queue is long enough never to hold up the learner.
         self._writer = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=5)
         for file in Path(folder).glob("events.out.tfevents.*"):
             file.chmod(0o600)
@@ -119,14 +127,17 @@ class TensorBoardSink:
 
 
 class Sinks:
-    """Several sinks as one. A sink that raises is warned of once and, after `patience` failures in a row, left out."""
+    """Several sinks as one, each on its own thread: one that is blocked or broken does not concern the others.
 
-    patience = 10
+    For one producer, the thread of the learner. A record belongs to the sinks once it is written: it must not change.
+    """
 
-    def __init__(self, sinks: list[Sink]):
+    patience = SinkThread.patience
+
+    def __init__(self, sinks: list[Sink], limit: int = LIMIT):
         self.sinks = list(sinks)
-        self.failures = [0] * len(self.sinks)  # of each sink, over the whole run
-        self._streak = [0] * len(self.sinks)
+        self._threads = [SinkThread(sink, limit) for sink in self.sinks]
+        self._closed = False
 
     @classmethod
     def of_run(cls, folder: Path, tensorboard: bool | None = None) -> Sinks:
@@ -139,26 +150,34 @@ class Sinks:
                 warnings.warn(f"no TensorBoard events, training goes on without: {error}", stacklevel=2)
         return cls(sinks)
 
+    @property
+    def failures(self) -> list[int]:
+        """Of each sink, over the whole run."""
+        return [thread.failures for thread in self._threads]
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """Records that are not written, by sink; after closing, that is final."""
+        return {thread.name: lost for thread in self._threads if (lost := thread.lost)}
+
     def write(self, record: Record) -> None:
-        for index, sink in enumerate(self.sinks):
-            if self._streak[index] < self.patience and not self._failed(index, sink.write, record):
-                self._streak[index] = 0
+        for thread in self._threads:
+            thread.put(record)
 
-    def close(self) -> None:
-        for index, sink in enumerate(self.sinks):
-            self._failed(index, sink.close)
-
-    def _failed(self, index: int, call: Any, *args: Any) -> bool:
-        try:
-            call(*args)
-        except Exception as error:  # a viewer's trouble is not the run's
-            self.failures[index] += 1
-            self._streak[index] += 1
-            if self.failures[index] == 1:
-                name = type(self.sinks[index]).__name__
-                warnings.warn(f"{name} failed, training goes on: {type(error).__name__}: {error}", stacklevel=4)
-            return True
-        return False
+    def close(self, timeout: float = 5.0) -> None:
+        """Write what waits. After `timeout` seconds in all, sinks that are still blocked are abandoned."""
+        if self._closed:
+            return
+        self._closed = True
+        until = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.ask_to_close()
+        for thread in self._threads:
+            in_time = thread.join(until - time.monotonic())
+            if thread.lost:
+                warnings.warn(f"{thread.name}: {thread.lost:,} records were not written ({thread.why})", stacklevel=2)
+            elif not in_time:
+                warnings.warn(f"{thread.name}: the last records may be missing ({thread.why})", stacklevel=2)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

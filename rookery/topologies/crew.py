@@ -72,6 +72,8 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self._up:  # nobody has begun: one that still imports or makes environments does not hear a request
+            self.staff.kill()
         self.staff.stop()
         self._arena.close()
         self._job = self._feed = None  # they hold on to us as we to them: a circle, and a replay memory in it
@@ -123,7 +125,8 @@ class Crew:
         self._up.add(index)
 
     def _start_patience(self) -> Patience:
-        return Patience(self.signals, self.limits.start_deadline, self._hurried)
+        """Once shutdown is requested, nobody waits for a worker to start."""
+        return Patience(self.signals, self.limits.start_deadline, 0.0)
 
     def _until_up(self, index: int, word: Callable[[int], Waiting[None]]) -> None:
         """Wait for a worker's word; if it fails instead, for a replacement."""

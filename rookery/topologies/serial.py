@@ -28,8 +28,9 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
     lanes: list[Lanes] = []
     with MarkedHere() as marked:  # what the environments start ends with them
         try:
-            for _ in range(config.actors):
-                lanes.append(make(config, config.envs_per_actor, threads=cores))
+            with signals.interruptible(config.supervisor.grace / 3):
+                for _ in range(config.actors):
+                    lanes.append(make(config, config.envs_per_actor, threads=cores))
             job = open_job(lanes[0].spec)
             return _run(job, lanes, marked)
         finally:

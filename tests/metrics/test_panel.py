@@ -2,13 +2,18 @@
 
 import io
 import math
+import os
+import sys
+import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rookery.metrics.panel import WIDEST, Panel, Terminal, plain_line, render
+from rookery.metrics.draw import WIDEST, plain_line, render
+from rookery.metrics.output import BestEffort, text
+from rookery.metrics.panel import Painter, Panel, Terminal
 
 SNAPSHOT = {
     "recipe": "ppo", "env": "CartPole-v1", "preset": "cartpole", "topology": "local", "seed": 1, "device": "cpu",
@@ -114,13 +119,16 @@ def test_an_empty_snapshot_can_be_drawn():
     assert len(drawn({})) > 3 and plain_line({})
 
 
+# The painter, on the thread that calls it
+
+
 def test_without_a_terminal_it_prints_a_line_now_and_then():
     clock, out = Clock(), io.StringIO()
-    panel = Panel(console=Console(file=out), clock=clock)
+    painter = Painter(Console(file=out), clock=clock)
     for _ in range(100):
-        panel.update(SNAPSHOT)
+        painter.update(SNAPSHOT)
         clock.now += 0.5  # 50 seconds in all
-    panel.close()
+    painter.close()
     lines = out.getvalue().splitlines()
     assert len(lines) == 11 and len(set(lines)) == 1 and lines[0].isascii()
     for words in (
@@ -131,45 +139,123 @@ def test_without_a_terminal_it_prints_a_line_now_and_then():
         assert words in lines[0]
 
 
-def test_quiet_prints_nothing():
-    console = terminal()
+def test_it_draws_at_most_four_times_a_second_and_the_last_snapshot_on_closing():
+    clock, console = Clock(), terminal()
+    painter = Painter(console, clock=clock)
+    for steps in range(10):
+        painter.update(SNAPSHOT | {"env_steps": steps})
+        clock.now += 0.02
+    assert console.file.getvalue().count("╭─") == 1
+    painter.close()
+    text = console.file.getvalue()
+    assert " 9 of 500,000" in text.rpartition("╭─")[2] and " 8 of 500,000" not in text
+    painter.close()
+    assert console.file.getvalue() == text
+
+
+class Broken(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError("nobody reads")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_stream_that_fails_switches_the_panel_off(is_terminal):
+    painter = Painter(Terminal(file=Broken(), force_terminal=is_terminal, _environ={}), clock=Clock())
+    with pytest.warns(UserWarning, match="the panel is off, training goes on: BrokenPipeError"):
+        painter.update(SNAPSHOT)
+    painter.update(SNAPSHOT)
+    painter.close()
+
+
+# The panel, with its thread
+
+
+def test_quiet_prints_nothing_and_starts_no_thread():
+    console, before = terminal(), threading.active_count()
     panel = Panel(quiet=True, console=console)
     panel.update(SNAPSHOT)
+    assert threading.active_count() == before
     panel.close()
     assert console.file.getvalue() == ""
 
 
-def test_it_draws_at_most_four_times_a_second_and_the_last_snapshot_on_closing():
-    clock, console = Clock(), terminal()
-    panel = Panel(console=console, clock=clock)
-    for steps in range(10):
-        panel.update(SNAPSHOT | {"env_steps": steps})
-        clock.now += 0.02
-    assert console.file.getvalue().count("╭─") == 1
-    panel.close()
-    text = console.file.getvalue()
-    assert " 9 of 500,000" in text.rpartition("╭─")[2] and " 8 of 500,000" not in text
-    panel.close()
-    assert console.file.getvalue() == text
-
-
-def test_it_uses_no_alternate_screen_and_gives_the_cursor_back():
-    console = terminal()
+def test_it_uses_no_alternate_screen_and_gives_the_cursor_and_the_streams_back():
+    console, before = terminal(), (sys.stdout, sys.stderr)
     panel = Panel(console=console, clock=Clock())
     panel.update(SNAPSHOT)
     panel.close()
     text = console.file.getvalue()
     assert "\x1b[?1049h" not in text and text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+    assert (sys.stdout, sys.stderr) == before
+
+
+def test_the_last_snapshot_is_the_one_that_is_left_on_the_screen():
+    for _ in range(20):
+        console = terminal()
+        panel = Panel(console=console, clock=Clock())
+        for steps in range(50):
+            panel.update(SNAPSHOT | {"env_steps": steps})
+        panel.close(timeout=60)
+        assert " 49 of 500,000" in console.file.getvalue().rpartition("╭─")[2]
+        panel.update(SNAPSHOT | {"env_steps": 50})  # too late: nothing happens
+        panel.close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_its_failure_ends_neither_its_thread_nor_the_run():
+    panel = Panel(console=Terminal(file=Broken(), force_terminal=True, _environ={}))
+    for _ in range(3):
+        panel.update(SNAPSHOT)
+    panel.close(timeout=60)
+
+
+class Stuck(io.StringIO):
+    """A stream that blocks, as a notebook's may, and that is no descriptor."""
+
+    def __init__(self):
+        super().__init__()
+        self.go, self.entered = threading.Event(), threading.Event()
+
+    def write(self, text):
+        self.entered.set()
+        self.go.wait()
+        return len(text)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_stream_that_fails_switches_the_panel_off(is_terminal):
-    class Broken(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError("nobody reads")
-
-    panel = Panel(console=Terminal(file=Broken(), force_terminal=is_terminal, _environ={}), clock=Clock())
-    with pytest.warns(UserWarning, match="the panel is off, training goes on: BrokenPipeError"):
+def test_a_stream_that_blocks_stops_neither_the_run_nor_its_end(is_terminal, capsys):
+    stuck = Stuck()
+    panel = Panel(console=Terminal(file=stuck, force_terminal=is_terminal, _environ={}))
+    for _ in range(100):
         panel.update(SNAPSHOT)
-    panel.update(SNAPSHOT)
-    panel.close()
+    assert stuck.entered.wait(60)
+    panel.close(timeout=0.1)
+    print("prints do not wait for the panel")
+    assert capsys.readouterr().out == "prints do not wait for the panel\n"
+    stuck.go.set()
+
+
+def test_of_a_pipe_that_nobody_reads_only_one_line_waits_and_the_next_is_the_newest():
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    filled = 0
+    while True:
+        try:
+            filled += os.write(write, b"x" * 1024)
+        except BlockingIOError:
+            break
+    os.set_blocking(write, True)
+    clock, writer = Clock(), BestEffort(write)
+    painter = Painter(Terminal(file=text(writer, sys.__stdout__)), writer, clock)
+    for steps in range(100):
+        painter.update(SNAPSHOT | {"env_steps": steps})
+        clock.now += 100.0
+    assert 0 < writer.waiting < 1000
+    os.read(read, filled)
+    assert writer.drain(60)
+    painter.update(SNAPSHOT | {"env_steps": 100})
+    painter.close(timeout=60)
+    lines = os.read(read, 65536).decode().lstrip("x").splitlines()
+    assert [line.split()[2] for line in lines] == ["0/500,000", "100/500,000"]
+    os.close(read)
+    os.close(write)

@@ -1,8 +1,12 @@
-"""Records reach the file whole and in order; a disk that fails costs records at most, never the run."""
+"""Records reach the file whole and in order; a disk that fails or blocks costs records at most, never the run."""
 
 import errno
 import os
 import stat
+import subprocess
+import sys
+import threading
+import time
 import warnings
 
 import msgspec
@@ -137,19 +141,27 @@ class Broken:
 def test_one_broken_sink_does_not_concern_the_others(tmp_path):
     broken = Broken()
     sinks = Sinks([broken, JsonlSink(tmp_path / "m")])
-    with pytest.warns(UserWarning, match="Broken failed, training goes on: RuntimeError: no connection") as caught:
+    with pytest.warns(UserWarning) as caught:
         for value in range(50):
             sinks.write({"value": value})
         sinks.close()
-    assert len(caught) == 1 and len(read_records(tmp_path / "m")) == 50
+    assert [str(warning.message) for warning in caught] == [
+        "Broken failed, training goes on: RuntimeError: no connection",
+        "Broken: 50 records were not written (RuntimeError: no connection)",
+    ]
+    assert len(read_records(tmp_path / "m")) == 50
     assert broken.calls == Sinks.patience and sinks.failures == [Sinks.patience + 1, 0]
 
 
 def test_a_record_that_is_not_json_is_a_failure_of_the_sink_not_of_the_run(tmp_path):
     sinks = Sinks([JsonlSink(tmp_path / "m")])
-    with pytest.warns(UserWarning, match="JsonlSink failed"):
+    with pytest.warns(UserWarning) as caught:
         sinks.write({"a": "\ud800"})
-    sinks.write({"a": 1})
+        sinks.write({"a": 1})
+        sinks.close()
+    said = [str(warning.message) for warning in caught]
+    assert len(said) == 2 and said[0].startswith("JsonlSink failed, training goes on: ")
+    assert said[1].startswith("m: 1 records were not written (")
     assert read_records(tmp_path / "m") == [{"a": 1}]
 
 
@@ -186,3 +198,145 @@ def test_writing_warns_of_nothing_when_all_is_well(tmp_path):
         sinks.write({"env_steps": 1})
         sinks.close()
     assert msgspec.json.decode((tmp_path / "metrics.jsonl").read_bytes()) == {"env_steps": 1}
+
+
+# A sink that blocks
+
+
+class Blocked:
+    """Takes the first record in hand and does not come back before `go` is set."""
+
+    def __init__(self):
+        self.go, self.entered, self.written = threading.Event(), threading.Event(), []
+
+    def write(self, record):
+        self.entered.set()
+        self.go.wait()
+        self.written.append(record)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def blocked():
+    sink = Blocked()
+    yield sink
+    sink.go.set()
+
+
+def test_a_blocked_sink_holds_up_neither_the_writer_nor_the_other_sinks(tmp_path, blocked):
+    sinks = Sinks([blocked, JsonlSink(tmp_path / "m")])
+    for value in range(100):
+        sinks.write({"value": value})
+    assert blocked.entered.wait(60)
+    with pytest.warns(UserWarning, match=r"^Blocked: 100 records were not written \(blocked\)$") as caught:
+        sinks.close(timeout=0.2)
+        sinks.close(timeout=0.2)
+    assert len(caught) == 1, "it is said once"
+    assert [record["value"] for record in read_records(tmp_path / "m")] == list(range(100))
+    assert sinks.lost == {"Blocked": 100}
+    blocked.go.set()
+    for thread in [each for each in threading.enumerate() if each.name == "sink Blocked"]:
+        thread.join(60)
+    assert blocked.written == [{"value": 0}], "an abandoned sink writes what it has in hand, and no more"
+
+
+def test_while_a_sink_is_blocked_the_newest_records_wait_and_the_others_are_counted(blocked):
+    sinks = Sinks([blocked], limit=5)
+    sinks.write({"value": 0})
+    assert blocked.entered.wait(60)
+    for value in range(1, 100):
+        sinks.write({"value": value})
+    blocked.go.set()
+    with pytest.warns(UserWarning, match=r"94 records were not written \(more records than it could take\)"):
+        sinks.close()
+    assert [record["value"] for record in blocked.written] == [0, 95, 96, 97, 98, 99]
+    assert sinks.lost == {"Blocked": 94}
+
+
+def test_a_disk_that_blocks_in_write_stops_nobody_and_what_it_lacks_is_counted(tmp_path, monkeypatch):
+    go, entered, real = threading.Event(), threading.Event(), os.write
+
+    def write(handle, data):
+        if b"value" in data:
+            entered.set()
+            go.wait()
+        return real(handle, data)
+
+    monkeypatch.setattr(sink_module.os, "write", write)
+    sinks = Sinks.of_run(tmp_path, tensorboard=False)
+    for value in range(7):
+        sinks.write({"value": value})
+    assert entered.wait(60)
+    with pytest.warns(UserWarning, match=r"^metrics.jsonl: 7 records were not written \(blocked\)$"):
+        sinks.close(timeout=0.1)
+    assert sinks.lost == {"metrics.jsonl": 7}
+    go.set()
+
+
+def test_records_that_a_full_disk_never_took_are_counted(tmp_path, monkeypatch):
+    def full(handle, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sinks = Sinks.of_run(tmp_path, tensorboard=False)
+    monkeypatch.setattr(sink_module.os, "write", full)
+    with pytest.warns(UserWarning) as caught:
+        for value in range(3):
+            sinks.write({"value": value})
+        sinks.close()
+    said = [str(warning.message) for warning in caught]
+    assert "cannot be written (No space left on device): training goes on" in said[0]
+    assert said[1:] == ["metrics.jsonl: 3 records were not written (No space left on device)"]
+    assert sinks.lost == {"metrics.jsonl": 3}
+
+
+def test_handing_a_record_over_takes_microseconds(tmp_path, blocked):
+    """A thousandth of a second, on a machine that is busy, against one update of a small network."""
+    sinks = Sinks([blocked, JsonlSink(tmp_path / "m")])
+    record = {"kind": "train", "losses": {"policy": 0.5}, "messages": ["x" * 100] * 100}
+    spent = []
+    for _ in range(2000):
+        began = time.perf_counter()
+        sinks.write(record)
+        spent.append(time.perf_counter() - began)
+    assert sorted(spent)[len(spent) // 2] < 1e-3
+    blocked.go.set()
+    sinks.close(timeout=60)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_filter_that_makes_errors_of_warnings_does_not_end_the_thread(tmp_path, monkeypatch):
+    sinks = Sinks([Broken(), JsonlSink(tmp_path / "m")])
+    for value in range(3):
+        sinks.write({"value": value})
+    with pytest.raises(UserWarning, match="3 records were not written"):
+        sinks.close()
+    assert len(read_records(tmp_path / "m")) == 3
+
+
+STUCK = """
+import os, sys, threading
+from tensorboard.summary.writer.record_writer import RecordWriter
+from rookery.metrics import sink as module
+sinks = module.Sinks.of_run(sys.argv[1])
+never, tensorboard = threading.Event(), threading.Event()
+def write(*args):
+    tensorboard.set()
+    never.wait()
+module.os.write = lambda *args: never.wait()
+RecordWriter.write = write
+for value in range(1500):
+    sinks.write({"kind": "train", "env_steps": value, "value": value})
+tensorboard.wait()
+sinks.close(timeout=0.2)
+print(sinks.lost["metrics.jsonl"])
+"""
+
+
+def test_the_interpreter_ends_though_no_sink_ever_does(tmp_path):
+    command = [sys.executable, "-c", STUCK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "Fatal" not in done.stderr, done.stderr
+    assert done.stdout == "1500\n" and "metrics.jsonl: 1,500 records were not written (blocked)" in done.stderr
+    assert "tensorboard: " in done.stderr

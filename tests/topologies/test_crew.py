@@ -219,7 +219,7 @@ def test_a_start_that_takes_too_long_for_the_user_ends_and_nobody_is_replaced(tm
     with pytest.raises(Stopped) as caught:
         train_ppo(tmp_path, "slow", {"calls": str(calls), "at": 1}, env_steps=600, **ALONE)
     assert caught.value.exit_code == 75
-    assert not (tmp_path / "run").exists(), "the same command shall find the place free"
+    assert (tmp_path / "run" / "config.json").exists(), "it can be resumed"
     assert len(calls.read_text().splitlines()) == 1
 
 

@@ -10,13 +10,13 @@ import pytest
 from support_descriptors import descriptors
 
 from rookery.pipes.channel import pair, wait
-from rookery.topologies.signals import ECHO, Signals
+from rookery.topologies.signals import CODES, ECHO, Signals, ended
 
 SUPPORT = Path(__file__).parents[1] / "support"
-OURS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+OURS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]
 
 
-@pytest.mark.parametrize("number, code", list(zip(OURS, [130, 75, 75])))
+@pytest.mark.parametrize("number, code", list(zip(OURS, [130, 75, 75, 75])))
 def test_a_signal_becomes_an_exit_code_and_nothing_is_raised(number, code):
     with Signals() as signals:
         assert signals.requested is None
@@ -46,14 +46,25 @@ def test_the_old_handlers_come_back_after_an_error():
     assert [signal.getsignal(number) for number in OURS] == before
 
 
-def test_an_ignored_interrupt_stays_ignored():
-    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_a_background_job_or_nohup_ignores_stays_ignored(number):
+    before = {each: signal.getsignal(each) for each in CODES}
+    signal.signal(number, signal.SIG_IGN)
     try:
         with Signals() as signals:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             assert signals.requested is None
+            ended(3)
+            os.kill(os.getpid(), number)
     finally:
-        signal.signal(signal.SIGINT, old)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def test_once_the_exit_code_is_decided_a_signal_ends_the_process_with_it():
+    script = "import os, signal; from rookery.topologies.signals import Signals, ended\n"
+    script += "with Signals(): ended(42)\nos.kill(os.getpid(), signal.SIGTERM)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 42
 
 
 def test_in_another_thread_it_is_inert():

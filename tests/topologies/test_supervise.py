@@ -313,10 +313,10 @@ def test_many_are_stopped_under_one_deadline(start):
 
 def test_signals_meant_for_the_parent_do_not_end_a_worker_from_its_first_moment(start):
     worker = start("echo")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         os.kill(worker.pid, number)
     ready(worker)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         os.kill(worker.pid, number)
     worker.channel.send({"op": "hello"}, 1)
     assert worker.channel.recv(LONG)["op"] == "echo"

@@ -1,0 +1,116 @@
+"""One sink on a thread of its own: the learner hands a record over and goes on.
+
+The queue is bounded. While the sink is blocked, by a slow disk or a file server that is gone, the newest records wait;
+older ones are discarded and counted. Closing has a deadline: a sink that is still blocked then is abandoned. Its thread
+is a daemon and holds no lock that the end of the interpreter asks for, so the process can exit.
+
+This is no pool and no retry logic: a sink that can try again (`JsonlSink`) does that by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+LIMIT = 10_000  # records that wait; about three hours at one per second
+
+
+class SinkThread:
+    """Failures of the sink are counted and warned of once; after `patience` in a row it is no longer asked."""
+
+    patience = 10
+
+    def __init__(self, sink: Any, limit: int = LIMIT):
+        self.sink, self.name = sink, getattr(sink, "name", type(sink).__name__)
+        self.failures = 0
+        self._streak = 0  # failures in a row
+        self._offered = self._written = 0  # records
+        self._in_hand = False  # the sink has one and has not come back yet
+        self._why = ""  # the last failure
+        self._waiting: deque[Any] = deque(maxlen=limit)
+        self._changed = threading.Condition()
+        self._closing = self._abandoned = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, record: Any) -> None:
+        """Takes microseconds. The record is encoded later, on the thread: nobody may change it from now on."""
+        with self._changed:
+            self._offered += 1
+            if not self._closing:
+                self._waiting.append(record)  # discards the oldest if the queue is full
+                self._start()
+                self._changed.notify()
+
+    def ask_to_close(self) -> None:
+        """Write what waits, then close the sink. Does not wait for that."""
+        with self._changed:
+            self._closing = True
+            self._start()
+            self._changed.notify()
+
+    def join(self, timeout: float) -> bool:
+        """After `ask_to_close`: wait for the thread to end. If it does not, it will write no further record."""
+        if self._thread is None:  # none could be started
+            return False
+        self._thread.join(max(0.0, timeout))
+        with self._changed:
+            self._abandoned = self._thread.is_alive()
+        return not self._abandoned
+
+    @property
+    def lost(self) -> int:
+        """Records that were handed over and are not written."""
+        with self._changed:
+            lost = self._offered - self._written
+            if hasattr(self.sink, "unwritten"):  # a sink that keeps records counts the one in hand itself
+                lost += self.sink.unwritten - self._in_hand
+            return lost
+
+    @property
+    def why(self) -> str:
+        """The reason for that, where there is one."""
+        reason = self._why or getattr(self.sink, "why", "") or "more records than it could take"
+        return "blocked" if self._abandoned else reason
+
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._work, name=f"sink {self.name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit on threads: the next record tries again
+            self._why = str(error)
+        else:
+            self._thread = thread
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closing:
+                    self._changed.wait()
+                if not self._waiting or self._abandoned:
+                    break
+                record, self._in_hand = self._waiting.popleft(), True
+            taken = self._streak < self.patience and self._try(self.sink.write, record)
+            with self._changed:
+                self._in_hand = False
+                self._written += taken
+                self._streak = 0 if taken else self._streak
+        self._try(self.sink.close)
+
+    def _try(self, call: Callable[..., None], *args: Any) -> bool:
+        try:
+            call(*args)
+        except Exception as error:  # a viewer's trouble is not the run's
+            self.failures += 1
+            self._streak += 1
+            self._why = f"{type(error).__name__}: {error}"
+            if self.failures == 1:
+                with contextlib.suppress(Warning):  # a filter may turn it into an exception: not in this thread
+                    warnings.warn(f"{type(self.sink).__name__} failed, training goes on: {self._why}", stacklevel=2)
+            return False
+        return True
