@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rookery.errors import StorageError, UsageError
+from rookery.folder import open_regular
 
 try:
     import fcntl
@@ -23,7 +24,7 @@ except ImportError:  # Windows: nobody is kept out
 def claimed(folder: Path) -> Iterator[None]:
     """Hold the folder; UsageError if another process does."""
     try:
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        handle = open_regular(folder, "lock", os.O_RDWR | os.O_CREAT, sole=True)
     except OSError as error:
         raise StorageError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
     try:

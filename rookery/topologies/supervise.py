@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rookery.errors import RookeryError
+from rookery.folder import open_regular
 from rookery.pipes.channel import Channel, ChannelClosed, ChannelTimeout, pair
 from rookery.pipes.machine import Machine
 from rookery.topologies.threads import limit_child_env
@@ -245,8 +246,9 @@ def _open_log(log: Path | None) -> tuple[int | None, int]:
     if log is None:
         return None, 0
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        folder = log.parent.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = open_regular(folder, f"{log.parent.name}/{log.name}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, sole=True)
     except OSError:
         return None, 0
     return fd, os.fstat(fd).st_size
