@@ -12,7 +12,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ import msgspec
 import torch
 
 from rookery import checkpoint
+from rookery import folder as folders
 from rookery.claim import claimed
 from rookery.config import RunConfig
 from rookery.errors import INTERRUPT, REQUEUE, CheckpointError, EnvError, RookeryError, StorageError, UsageError
@@ -33,7 +35,8 @@ from rookery.nets.torso import bf16_is_emulated
 from rookery.ranges import within
 from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
-from rookery.registry import build_algorithm, check_trusted, decode_config, encode_config
+from rookery.registry import build_algorithm, check_trusted, encode_config
+from rookery.stored import absurd, check_room, check_sizes, read_config
 from rookery.topologies.job import Job, restore
 from rookery.topologies.probe import probe
 from rookery.topologies.signals import Signals, Stopped
@@ -70,10 +73,10 @@ def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
         raise UsageError('which environment? train("ppo", env="CartPole-v1")')
     config = check(recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields))
     config = replace(config, out=config.out or _folder_name(config))
-    folder = Path(config.out)
+    folder = folders.real(config.out)
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
     with _opened(folder):
-        _write(folder / "config.json", encode_config(config))
+        folders.store(folder, "config.json", encode_config(config))
         try:
             return _execute(config, folder, saved=None)
         except (UsageError, Stopped):  # nothing has begun: the same command, corrected or later, finds the place free
@@ -84,29 +87,39 @@ def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
             raise
 
 
-def resume(path: str | Path, trust: tuple[str, ...] = (), **fields: Any) -> Run:
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)
+
+
+def resume(path: str | Path, trust: tuple[str, ...] = (), *, tell: Callable[[str], None] = _warn, **fields: Any) -> Run:
     """Go on with a run where its newest complete checkpoint ends, or from the start if it has none yet.
 
-    `env_steps=...` extends it.
+    `env_steps=...` extends it. `tell` hears what of the run could not be used: a damaged checkpoint, a missing memory.
     """
-    folder = Path(path)
+    folder = folders.real(path)
     read_config(folder, trust)  # or it is not a run folder
+    folders.check(folder)
     with claimed(folder):
+        folders.sweep(folder)
         before = read_config(folder, trust)
         # A fault plan was for the life that ended; the next one is not struck again unless asked to be.
         config = check(with_fields(before, {"fault_plan": ""} | fields))
         if ":" in config.env:
             check_trusted(config.env.partition(":")[0], trust)
-        if checkpoint.all_steps(folder / "checkpoints") or (folder / "summary.json").exists():
-            saved, notes = checkpoint.newest(folder / "checkpoints")
+        if checkpoint.all_steps(folder / "checkpoints") or folders.exists(folder, "summary.json"):
+            saved, notes = checkpoint.newest_told(folder / "checkpoints")
+            for note in notes:
+                tell(note)
             _check_same(before, config)
         else:
             saved, notes = None, ["the run had no checkpoint yet: it begins anew"]
-        _write(folder / "config.json", encode_config(config))
+        folders.store(folder, "config.json", encode_config(config))
         try:
-            return _execute(config, folder, saved, notes)
-        except (UsageError, CheckpointError):  # it cannot be resumed like this: as it was, it still can
-            _write(folder / "config.json", encode_config(before))
+            return _execute(config, folder, saved, notes, tell)
+        except (UsageError, CheckpointError) as error:  # it cannot be resumed like this: as it was, it still can
+            folders.store(folder, "config.json", encode_config(before))
+            if saved is not None and str(saved.path) not in str(error):
+                error.add_note(f"checkpoint: {saved.path}")
             raise
 
 
@@ -122,19 +135,17 @@ def _check_same(before: RunConfig, config: RunConfig) -> None:
 def check(config: RunConfig) -> RunConfig:
     """The config as it will be written; what cannot be run is refused, before anything is written or started."""
     config = within(config, kind=RunConfig[type(config.algo)])
+    if why := absurd(config):
+        raise UsageError(why)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("there is no CUDA device here (or this build of torch has no CUDA); use --device cpu")
     return config
 
 
-def read_config(folder: Path, trust: tuple[str, ...] = ()) -> RunConfig:
-    try:
-        return decode_config((folder / "config.json").read_bytes(), trust)
-    except OSError as error:
-        raise CheckpointError(f"{folder} is not a run folder: {error}") from error
-
-
-def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str] = []) -> Run:  # noqa: B006
+def _execute(
+    config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: Sequence[str] = (),
+    tell: Callable[[str], None] = _warn,
+) -> Run:  # fmt: skip
     topology = importlib.import_module(f"rookery.topologies.{config.topology}")
     threads = Threads(config)
     with Signals() as signals, closing(Sinks.of_run(folder)) as sinks, closing(Panel(config.quiet)) as panel:
@@ -142,11 +153,12 @@ def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | Non
 
         def open_job(spec: EnvSpec) -> Job:
             algorithm = build_algorithm(config, spec)
+            check_room(algorithm) if saved is None else check_sizes(algorithm, saved)
             learner = Learner(algorithm, config.seed, config.device, config.compile)
             if not config.threads:
                 threads.fit(algorithm.work(learner.nets))
-            _write(folder / "spec.json", msgspec.json.encode(spec))
-            job = Job(config, algorithm, learner, journal, folder, signals, threads, spec)
+            folders.store(folder, "spec.json", msgspec.json.encode(spec))
+            job = Job(config, algorithm, learner, journal, folder, signals, threads, spec, tell=tell)
             for note in (*notes, *_warnings(config)):
                 journal.say(note)
             if saved is not None:
@@ -169,7 +181,7 @@ def _execute(config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | Non
             journal.say("the run ended before its first update, nothing was learnt: take more steps (--env-steps)")
         reason = {0: journal.finished() or "done", INTERRUPT: "interrupted", REQUEUE: "requeue"}[code]
         summary = journal.summary(reason, job.learner.updates, job.learner.skipped)
-    _write(folder / "summary.json", json.dumps(summary, indent=2).encode())
+    folders.store(folder, "summary.json", json.dumps(summary, indent=2).encode())
     return Run(folder, config, summary, code)
 
 
@@ -193,8 +205,9 @@ def _opened(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
+    folders.check(folder)
     with claimed(folder):
-        if (folder / "config.json").exists():
+        if folders.exists(folder, "config.json"):
             raise UsageError(
                 f"{folder} already holds a run; resume it (rookery resume {folder}) or choose another --out"
             )
@@ -209,17 +222,7 @@ def _clear_folder(folder: Path, before: set[str] | None) -> None:
     for path in folder.iterdir():
         if path.name in before:
             continue
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error

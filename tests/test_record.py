@@ -23,6 +23,9 @@ from rookery.seeding import seed_of
 class Still:
     """A policy that always takes action 0."""
 
+    def check_fits(self, spec):
+        pass
+
     def initial_state(self, lanes):
         return {}
 

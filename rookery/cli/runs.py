@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rookery.errors import CheckpointError, UsageError
+from rookery.folder import exists, read
 
 if TYPE_CHECKING:
     from rookery.config import RunConfig
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def folder_of(path: Path) -> Path:
     """The run folder of a run folder or of one of its checkpoints."""
     for folder in (path, path.parent.parent):
-        if (folder / "config.json").is_file():
+        if exists(folder, "config.json"):
             return folder
     raise CheckpointError(f"{path} is not a run folder: it has no config.json")
 
@@ -52,10 +53,10 @@ def trusted(words: list[str]) -> tuple[str, ...]:
 def outside(folder: Path) -> list[str]:
     """Modules that a run's config would have us import, besides our own."""
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        config = json.loads(read(folder, "config.json"))
         names = [config["algorithm"], config["env"], config["net"]["module"]]
         modules = [str(name).partition(":")[0] for name in names if ":" in str(name)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder / 'config.json'} cannot be read: {type(error).__name__}: {error}") from error
     return [module for module in dict.fromkeys(modules) if module.split(".")[0] != "rookery"]
 
