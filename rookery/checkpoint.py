@@ -57,7 +57,8 @@ def save(
 ) -> Path:
     """Write one checkpoint and prune the old ones; on StorageError the previous checkpoints are as they were.
 
-    `meta` is any tree `encode_tree` takes. `best` is the score by which the best is kept besides the newest `keep`.
+    CheckpointError, before anything is written, if it could not be read again. `meta` is any tree `encode_tree` takes.
+    `best` is the score by which the best is kept besides the newest `keep`.
     """
     if keep < 1:
         raise ValueError(f"keep {keep} would remove the checkpoint just written; use 1 or more")
@@ -78,6 +79,8 @@ def save(
             f"checkpoint {target} could not be written: {error.strerror or error}; earlier ones are untouched. "
             "Free space on that disk, or check its permissions"
         ) from error
+    if _sound(target) is None:  # a disk that says nothing and loses something; older ones are worth more than room
+        raise StorageError(f"checkpoint {target} could not be read back after writing; earlier ones are untouched")
     disk.prune(folder, target, keep, files, _sound, spare=_best)
     return target
 
@@ -109,6 +112,12 @@ def newest(folder: Path) -> tuple[Checkpoint, list[str]]:
     if skipped:
         raise CheckpointError("no checkpoint can be loaded:\n" + "\n".join(skipped))
     raise CheckpointError(f"no checkpoint in {folder}: the run has not saved one yet, or the folder is another one")
+
+
+def newest_told(folder: Path) -> tuple[Checkpoint, list[str]]:
+    """The same, with what to tell the user if it is not the newest there is: why, and which one is used."""
+    found, skipped = newest(folder)
+    return found, [*skipped, f"{found.path} is used instead"] if skipped else []
 
 
 def best(folder: Path) -> Path | None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rookery.errors import StorageError, UsageError
+from rookery.folder import open_regular
 
 try:
     import fcntl
@@ -52,7 +52,10 @@ def _claim(folder: Path) -> File:
         pass
     except OSError as error:
         raise StorageError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
-    handle = _open(folder, path)
+    try:
+        handle = open_regular(folder, "lock", os.O_RDWR | os.O_CREAT, sole=True)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
     opened = os.fstat(handle)
     file = opened.st_dev, opened.st_ino
     try:
@@ -65,23 +68,6 @@ def _claim(folder: Path) -> File:
         raise
     _held[file] = handle
     return file
-
-
-def _open(folder: Path, path: Path) -> int:
-    """The lock file, created if missing: a regular file and not a link, whoever made the folder."""
-    # O_NONBLOCK: opening a FIFO would wait for its other end. Missing names are those of Windows.
-    flags = os.O_RDWR | os.O_CREAT
-    flags |= sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"))
-    try:
-        handle = os.open(path, flags, 0o600)
-    except OSError as error:
-        if path.is_symlink():
-            raise StorageError(f"{path} is a link; remove it: it is no part of a run folder") from error
-        raise StorageError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise StorageError(f"{path} is not a regular file; remove it: it is no part of a run folder")
-    return handle
 
 
 def _refuse_if_held(folder: Path, file: File) -> None:

@@ -49,6 +49,7 @@ def evaluate(
     policy.check_fits(lanes.spec)
     if epsilon and policy.spec.action.kind == "box":
         raise UsageError(f"epsilon is for discrete actions and {policy.spec.id} has a Box; leave it out")
+    policy.check_fits(lanes.spec)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as actors do: a handful of rows is not worth sharing out
     try:

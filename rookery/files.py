@@ -2,8 +2,9 @@
 
 Such a folder is `step-000000123456/` with a `manifest.json` that has the size and blake2b digest of every file, and a
 digest of itself. It is filled under a temporary name, synced and renamed, so a crash at any point leaves the previous
-one in place. Reading never follows a link or a path out of the folder. The digests find damage, not forgery: whoever
-can write the folder can write a matching manifest. What the files mean is the caller's affair.
+one in place. Neither reading nor writing follows a link: not the folder that holds the steps, not a step, not a file.
+The digests find damage, not forgery: whoever can write the folder can write a matching manifest. What the files mean is
+the caller's affair.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from rookery import limits
 from rookery.codec import decode_tree, encode_tree, host_copy
 from rookery.errors import CheckpointError
+from rookery.folder import Refused
+from rookery.limits import MAX_JSON  # noqa: F401  (of every meta.json)
 
 MANIFEST, META, TENSORS = "manifest.json", "meta.json", "tensors.safetensors"
-MAX_JSON = 64 << 20  # bytes; a larger JSON file is not ours
 META_PREFIX = "meta:"  # tensors that belong to arrays inside `meta.json`
 
 _STEP = re.compile(r"(\.old-)?step-(\d{12,18})")
@@ -77,7 +80,11 @@ class FileLayer:
         os.rename(source, target)
 
     def remove(self, path: Path) -> None:
-        shutil.rmtree(path)
+        """A folder and what is in it, or a file; of a link, the link."""
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path)  # which follows no link either
 
     def free(self, path: Path) -> int:
         """Bytes that may still be written to the disk of an existing folder."""
@@ -104,6 +111,7 @@ def step_name(env_steps: int) -> str:
 
 def publish(folder: Path, target: Path, fill: Callable[[Path], None], files: FileLayer) -> None:
     """Make `target` a folder that `fill` has written; on an exception of any kind what was there is there again."""
+    check_real(folder)
     for parent in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         files.mkdir(parent)
         files.fsync_dir(parent.parent)
@@ -112,7 +120,7 @@ def publish(folder: Path, target: Path, fill: Callable[[Path], None], files: Fil
         files.mkdir(temporary)
         fill(temporary)
         files.fsync_dir(temporary)
-        if target.exists():  # a folder cannot be renamed over a full one; if we stop here, readers find `old`
+        if os.path.lexists(target):  # a folder cannot be renamed over a full one; if we stop here, readers find `old`
             files.rename(target, old)
         files.rename(temporary, target)
         files.fsync_dir(folder)
@@ -124,7 +132,7 @@ def publish(folder: Path, target: Path, fill: Callable[[Path], None], files: Fil
 def _undo(temporary: Path, target: Path, old: Path, files: FileLayer) -> None:
     """Put things back after a failure; what fails again here is mended by the next save."""
     try:
-        if old.exists() and not target.exists():
+        if os.path.lexists(old) and not os.path.lexists(target):
             files.rename(old, target)
         if temporary.exists():
             files.remove(temporary)
@@ -135,10 +143,14 @@ def _undo(temporary: Path, target: Path, old: Path, files: FileLayer) -> None:
 def sweep(folder: Path, files: FileLayer, sound: Sound) -> None:
     """Remove what crashed writers left, and finish or revert a replacement they began."""
     try:
+        check_real(folder)
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.name.startswith(".tmp-"):
                 files.remove(path)
             elif path.name.startswith(".old-") and _STEP.fullmatch(path.name):
+                if path.is_symlink():
+                    files.remove(path)  # no writer left that
+                    continue
                 target = folder / path.name.removeprefix(".old-")
                 if sound(target):
                     _discard(path, files)
@@ -155,7 +167,7 @@ def prune(
 ) -> None:
     """Remove all but `written`, the newest others (`keep` in all) and the one to spare, of those that are sound."""
     try:
-        if _aside(written).exists():
+        if os.path.lexists(_aside(written)):
             _discard(_aside(written), files)
         found = complete(folder, sound)
         others = [path for _, path, _ in found if path != written]
@@ -174,6 +186,13 @@ def _discard(path: Path, files: FileLayer) -> None:
     files.remove(doomed)
 
 
+def check_real(folder: Path) -> None:
+    """`Refused` if the folder that holds the steps is a link: what is removed or written through it is not ours."""
+    if folder.is_symlink() or (os.path.lexists(folder) and not folder.is_dir()):
+        what = "a symbolic link" if folder.is_symlink() else "not a folder"
+        raise Refused(folder, f"it is {what}, and a run folder has a real folder there; put one in its place")
+
+
 def _temporary(path: Path) -> Path:
     return path.with_name(f".tmp-{path.name.removeprefix('.old-')}-{secrets.token_hex(16)}")
 
@@ -188,6 +207,10 @@ def _aside(path: Path) -> Path:
 def entries(folder: Path) -> list[tuple[int, Path]]:
     """(steps, path) of folders by name, oldest first; one set aside by an unfinished replacement precedes its step."""
     found = []
+    try:
+        check_real(folder)
+    except Refused as error:
+        raise CheckpointError(f"cannot read {folder}: {error.strerror}") from error
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _STEP.fullmatch(path.name)
         if match and path.is_dir() and not path.is_symlink():
@@ -250,6 +273,8 @@ def read_verified(path: Path, name: str, entry: FileEntry, limit: int | None = N
 
 def parse(name: str, blob: bytes) -> Any:
     """Parsed JSON, in the one spelling `pretty` writes: repeated keys and stray bytes do not pass."""
+    if excess := limits.json_excess(blob):
+        raise Damage(f"{name} {excess}")
     try:
         value = msgspec.json.decode(blob)
         if pretty(value) == blob:
@@ -266,22 +291,34 @@ def pack(meta: Any, tensors: dict[str, torch.Tensor | np.ndarray] | None = None)
     part, inner = encode_tree(meta, META_PREFIX)
     stored = {name: host_copy(name, array) for name, array in (tensors or {}).items()} | inner
     try:
-        return {META: pretty(part), TENSORS: safetensors.torch.save(stored)}
-    except (KeyError, UnicodeEncodeError) as error:
+        blobs = {META: pretty(part), TENSORS: safetensors.torch.save(stored)}
+        # What is about to be written is read, all but the digests and tensors, which cannot be otherwise than they are.
+        if excess := limits.header_excess(blobs[TENSORS]):
+            raise Damage(f"{TENSORS} {excess}")
+        _decoded(blobs[META], inner)
+        return blobs
+    except (KeyError, UnicodeEncodeError, Damage) as error:
         raise CheckpointError(f"checkpoint cannot hold this: {error}") from error  # complex128, half a surrogate pair
 
 
 def unpack(blobs: dict[str, bytes]) -> tuple[Any, dict[str, torch.Tensor]]:
     """The tree and the tensors that `pack` made files of."""
+    if excess := limits.header_excess(blobs[TENSORS]):
+        raise Damage(f"{TENSORS} {excess}")
     try:
         tensors = safetensors.torch.load(blobs[TENSORS])
     except Exception as error:  # whatever these bytes make the parser raise, the file is at fault
         raise Damage(f"{TENSORS} is not a valid safetensors file ({error})") from error
+    meta = _decoded(blobs[META], tensors)
+    return meta, {name: tensor for name, tensor in tensors.items() if not name.startswith(META_PREFIX)}
+
+
+def _decoded(blob: bytes, tensors: dict[str, torch.Tensor]) -> Any:
     try:
-        meta = decode_tree(parse(META, blobs[META]), tensors)
+        with limits.collector_paused():
+            return decode_tree(parse(META, blob), tensors)
     except CheckpointError as error:
         raise Damage(str(error)) from error
-    return meta, {name: tensor for name, tensor in tensors.items() if not name.startswith(META_PREFIX)}
 
 
 def seal(manifest: msgspec.Struct) -> bytes:
@@ -292,7 +329,7 @@ def unseal(path: Path, kind: type[M], schema: int) -> M:
     """The manifest in `path`, of type `kind`; its own digest and schema fit."""
     if path.is_symlink():
         raise Damage("the folder is a symbolic link; name the real one")
-    outer = parse(MANIFEST, read(path, MANIFEST, limit=MAX_JSON))
+    outer = parse(MANIFEST, read(path, MANIFEST, limit=limits.MAX_MANIFEST))
     if not isinstance(outer, dict) or set(outer) != {"digest", "manifest"} or not isinstance(outer["manifest"], dict):
         raise Damage(f"{MANIFEST} is not a manifest")
     body = outer["manifest"]

@@ -14,6 +14,7 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -156,15 +157,16 @@ def _code(array: np.ndarray) -> str:
 
 
 def find(folder: Path, env_steps: int) -> Path | None:
-    """The memory saved at that step, else the newest older one (old experience is still experience), else None."""
-    found = [path for steps, path in disk.entries(Path(folder)) if steps <= env_steps]
-    return found[-1] if found else None
+    """The memory saved at that step, else the nearest one, older or newer (both are experience), else None."""
+    found = dict(disk.entries(Path(folder)))  # of two at one step the last: the one that was not set aside
+    return found[min(found, key=lambda steps: (abs(steps - env_steps), steps))] if found else None
 
 
 def load(path: Path, table: Table) -> int:
     """Fill a table that has the sizes of the one saved; returns the environment steps the memory was saved at.
 
-    Everything is verified before the table is touched; what cannot be used is a CheckpointError.
+    What cannot be used is a CheckpointError. Everything but the values in the rows is verified before the table is
+    touched; after an error over those, the table is of no use.
     """
     path = Path(path)
     try:
@@ -176,15 +178,18 @@ def load(path: Path, table: Table) -> int:
         blobs = {name: disk.read_verified(path, name, manifest.files[name], _limit(name)) for name in (META, TENSORS)}
         state, _ = disk.unpack(blobs)
         _check_state(state, table.state(), "state")
-        for name in manifest.segments:
-            _read_rows(path, name, manifest, arrays)
         try:
+            table.check_state(state, {name: entry.used for name, entry in manifest.arrays.items()})
+            for name in manifest.segments:
+                _read_rows(path, name, manifest, arrays)
             table.load(state)
+            table.check_records()
         except (CheckpointError, KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
             raise Damage(f"{META} does not fit this memory ({type(error).__name__}: {error})") from error
     except Damage as error:
         raise CheckpointError(
-            f"replay memory {path}: {error}. Restore it from a copy, or remove the folder to go on with an empty memory"
+            f"replay memory {path}: {error}. Restore it from a copy, or remove the folder to go on with an empty "
+            f"memory: rm -r {quote(str(path))}"
         ) from error
     return manifest.env_steps
 

@@ -9,28 +9,40 @@ Loading reads safetensors and JSON; it runs no code of the run's environment.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
 from rookery import checkpoint, tree
+from rookery import folder as folders
 from rookery.config import RunConfig
 from rookery.envs.last import Last
-from rookery.errors import CheckpointError
-from rookery.registry import build_algorithm, decode_config
+from rookery.errors import CheckpointError, UsageError
+from rookery.registry import build_algorithm
+from rookery.stored import check_sizes, check_values, decode_spec, read_config
 from rookery.types import EnvSpec, Explore, Tree
 
 
 class Policy:
+    notes: tuple[str, ...] = ()  # why this is another checkpoint than was asked for
+
     def __init__(self, config: RunConfig, spec: EnvSpec, saved: checkpoint.Checkpoint):
         self.config, self.spec, self.env_steps, self.path = config, spec, saved.env_steps, saved.path
-        self.algorithm = build_algorithm(config, spec)
-        self.nets = self.algorithm.nets()
-        prefix = "nets/"
+        try:
+            self.algorithm = build_algorithm(config, spec)
+            check_sizes(self.algorithm, saved, "the checkpoint does not fit its own config.json and spec.json")
+            self.nets = self.algorithm.nets()
+        except UsageError as error:
+            if config.net.module:
+                raise
+            raise CheckpointError(f"{saved.path}: its config.json and spec.json do not fit: {error}") from error
+        prefix, own = "nets/", self.nets.state_dict()
         weights = {n.removeprefix(prefix): t for n, t in saved.tensors.items() if n.startswith(prefix)}
+        check_values(weights, own, saved)
         try:
             self.nets.load_state_dict(weights)
         except RuntimeError as error:
@@ -38,11 +50,11 @@ class Policy:
         self.nets.eval()
 
     def check_fits(self, spec: EnvSpec) -> None:
-        """Refuse an environment with other observations or actions than the policy has learnt from."""
-        if _outline(spec) != _outline(self.spec):
+        """CheckpointError if an environment does not look like the one that was trained in."""
+        if _looks(spec) != _looks(self.spec):
             raise CheckpointError(
-                f"{self.path} does not fit the environment of its config.json, {spec.id}: it was trained on "
-                f"{_outline(self.spec)}, and this one has {_outline(spec)}"
+                f"environment {spec.id} has other observations or actions than spec.json of the run says: "
+                f"{_looks(spec)} instead of {_looks(self.spec)}; use the versions that it was trained with"
             )
 
     def initial_state(self, lanes: int) -> Tree:
@@ -90,12 +102,9 @@ class Policy:
         return action.reshape(spec.box_shape) if spec.kind == "box" else action
 
 
-def _outline(spec: EnvSpec) -> str:
-    """Observations and actions by their shapes."""
-    obs = [f"{name} {leaf.kind} {list(leaf.shape)}" + f" of {leaf.n}" * (leaf.n > 0) for name, leaf in spec.obs.items()]
-    action = spec.action
-    size = action.size if action.kind == "box" else list(action.choices)
-    return f"observations {', '.join(sorted(obs))} and {action.kind} actions {size}"
+def _looks(spec: EnvSpec) -> tuple[Any, ...]:
+    """What a network sees of an environment: not how frames were stacked."""
+    return {name: (leaf.kind, leaf.shape, leaf.dtype, leaf.n) for name, leaf in spec.obs.items()}, spec.action
 
 
 def _pick(obs: Any, name: str) -> Any:
@@ -104,17 +113,35 @@ def _pick(obs: Any, name: str) -> Any:
     return obs
 
 
-def load(path: str | Path, which: str = "newest", trust: tuple[str, ...] = ()) -> Policy:
-    """The policy of a run folder (its newest complete checkpoint, or which="best") or of one checkpoint folder."""
-    path = Path(path)
-    run = path if (path / "config.json").exists() else path.parent.parent
-    try:
-        config = decode_config((run / "config.json").read_bytes(), trust)
-        spec = msgspec.json.decode((run / "spec.json").read_bytes(), type=EnvSpec)
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise CheckpointError(f"{path} is not a run folder of Rookery: {error}") from error
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)
+
+
+def load(
+    path: str | Path, which: str = "newest", trust: tuple[str, ...] = (), tell: Callable[[str], None] = _warn
+) -> Policy:
+    """The policy of a run folder (its newest complete checkpoint, or which="best") or of one checkpoint folder.
+
+    `tell` hears if that is another checkpoint than was asked for, and why; so do the policy's `notes`.
+    """
+    path = folders.real(path)
+    run = path if folders.exists(path, "config.json") else path.parent.parent
+    config = read_config(run, trust)
+    spec = decode_spec(folders.read(run, "spec.json"), run / "spec.json")
+    notes: list[str] = []
     if path != run:
-        return Policy(config, spec, checkpoint.load(path))
-    if which == "best" and (best := checkpoint.best(run / "checkpoints")) is not None:
-        return Policy(config, spec, checkpoint.load(best))
-    return Policy(config, spec, checkpoint.newest(run / "checkpoints")[0])
+        saved = checkpoint.load(path)
+    elif which == "best" and (best := checkpoint.best(run / "checkpoints")) is not None:
+        saved = checkpoint.load(best)
+    else:
+        saved, notes = checkpoint.newest_told(run / "checkpoints")
+        if which == "best":
+            notes = [
+                *notes,
+                f"no checkpoint has a score yet: {saved.path.name} is the newest, and not known as the best",
+            ]
+    policy = Policy(config, spec, saved)
+    policy.notes = tuple(notes)
+    for note in notes:
+        tell(note)
+    return policy

@@ -18,8 +18,12 @@ from rookery.actor import Actor, ActorReport, as_unroll, empty_unroll, unroll_sh
 from rookery.algorithms.base import Algorithm
 from rookery.codec import encode_tree
 from rookery.envs.lanes import Lanes
+from rookery.errors import CheckpointError
+from rookery.pipes.channel import MAX_BYTES
 from rookery.replay.builder import make_builder, parcel_shapes
 from rookery.types import DataPlan, EnvSpec, Queue
+
+MAX_STATE = MAX_BYTES - (1 << 20)  # bytes of one actor's environments: what a worker can send, and a little
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 Arrays = dict[str, np.ndarray]
@@ -48,13 +52,30 @@ class Producer:
         """Start with unroll number `sequence`: where a snapshot ended, or with new episodes in a life of that name."""
         self.actor.sequence = sequence
         if snapshot is not None:
-            self.actor.restore(snapshot)
-            if self._builder is not None:
-                self._builder.load(snapshot["builder"])
+            self._restore(snapshot)
             return
         self.actor.reset(life)
         if self._builder is not None:
             self._builder.reset()
+
+    def _restore(self, snapshot: dict[str, Any]) -> None:
+        """CheckpointError, whatever the environment or the builder makes of it: to try again would not help."""
+        pending = 0
+        try:
+            self.actor.restore(snapshot)
+            if self._builder is not None:
+                self._builder.load(snapshot["builder"])
+                pending = int(self._builder.pending)
+        except (Exception, SystemExit) as error:
+            raise CheckpointError(
+                f"environment {self.actor.lanes.spec.id} cannot go on from the checkpoint (actor {self.index}): "
+                f"{type(error).__name__}: {error}. Use an earlier checkpoint: move the newest one away"
+            ) from error
+        if pending != snapshot.get("pending", 0):
+            raise CheckpointError(
+                f"the checkpoint counts {snapshot['pending']} steps that actor {self.index} holds back, and there are "
+                f"{pending}. Use an earlier checkpoint: move the newest one away"
+            )
 
     def fill(self, arrays: Arrays, version: int, tick: Callable[[int], None] | None = None) -> ActorReport:
         """Take the next unroll and fill the arrays with what comes of it. `tick(row)` is called before each step."""
@@ -77,17 +98,20 @@ class Producer:
             snapshot = self.actor.snapshot()
             if snapshot is None:
                 return None
-            encode_tree(snapshot["env"])
+            _, tensors = encode_tree(snapshot["env"])
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            if size > MAX_STATE:
+                raise ValueError(f"{size:,} bytes, more than {MAX_STATE:,}")
             travels(snapshot["env"])
         except Exception as error:  # the environment's own code, or what it gave
-            self._complain(error)
+            self.complain(error)
             return None
         if self._builder is not None:
             snapshot["builder"], snapshot["pending"] = self._builder.state(), int(self._builder.pending)
         return snapshot
 
-    def _complain(self, error: Exception) -> None:
-        """Once: the next checkpoint would say the same."""
+    def complain(self, error: Exception) -> None:
+        """Say that a state goes without; once: the next checkpoint would say the same."""
         if not self._said:
             self._said = True
             self._say(

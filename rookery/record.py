@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rookery import folder as folders
 from rookery.config import RunConfig
 from rookery.envs.lanes import Lanes, SyncLanes
 from rookery.envs.last import LastLanes
@@ -41,10 +43,15 @@ class Recording:
 
 def record(
     policy: Policy, config: RunConfig, out: str | Path, episodes: int = 1, seed: int = 7, fps: float = 0.0,
-    max_steps: int = 10_000, greedy: bool = True,
+    max_steps: int = 10_000, greedy: bool = True, within: Path | None = None,
 ) -> Recording:  # fmt: skip
-    """Play whole episodes and film them. `fps` 0: as the environment says. LaneFault if the environment fails."""
-    out = Path(out)
+    """Play whole episodes and film them. `fps` 0: as the environment says. LaneFault if the environment fails.
+
+    `within`: `out` is the name of a file in a run folder.
+    """
+    if within is not None:
+        _check_target(within, str(out))
+    out = Path(out) if within is None else Path(within, out)
     if out.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{out}: a film ends in {', '.join(SUFFIXES)}")
     _writer()  # before the environment is made: a missing package is said at once
@@ -127,7 +134,7 @@ class Film:
 @contextmanager
 def _film(out: Path, fps: float) -> Iterator[Film]:
     """A film under a temporary name that takes its own name when it is complete."""
-    temporary = out.with_name(f".{out.stem}.part{out.suffix}")
+    temporary = out.with_name(f".{out.stem}-{secrets.token_hex(16)}.part{out.suffix}")
     film = Film(temporary, fps)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -143,6 +150,13 @@ def _film(out: Path, fps: float) -> Iterator[Film]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def _check_target(within: Path, name: str) -> None:
+    try:
+        folders.check_target(within, name)
+    except OSError as error:
+        raise StorageError(f"cannot write {within / name}: {error.strerror or error}") from error
 
 
 def _frame(picture: np.ndarray) -> np.ndarray:

@@ -12,7 +12,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ import msgspec
 import torch
 
 from rookery import checkpoint
+from rookery import folder as folders
 from rookery.claim import claimed
 from rookery.config import RunConfig
 from rookery.errors import INTERRUPT, REQUEUE, CheckpointError, EnvError, RookeryError, StorageError, UsageError
@@ -34,7 +36,8 @@ from rookery.nets.torso import bf16_is_emulated
 from rookery.ranges import within
 from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
-from rookery.registry import build_algorithm, decode_config, encode_config
+from rookery.registry import build_algorithm, encode_config
+from rookery.stored import absurd, check_room, check_sizes, read_config
 from rookery.topologies.job import Job, restore
 from rookery.topologies.orphans import guarded
 from rookery.topologies.probe import probe
@@ -80,10 +83,10 @@ def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
 def start(config: RunConfig, signals: Signals) -> Run:
     """Train a checked config. Signals that came before now count: the folder is written and can be resumed."""
     config = replace(config, out=config.out or _folder_name(config))
-    folder = Path(config.out)
+    folder = folders.real(config.out)
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
     with _opened(folder):
-        _write(folder / "config.json", encode_config(config))
+        folders.store(folder, "config.json", encode_config(config))
         try:
             return _execute(config, folder, None, [], signals)
         except UsageError:  # nothing has begun: the same command, corrected, finds the place free
@@ -100,20 +103,29 @@ def start(config: RunConfig, signals: Signals) -> Run:
             raise
 
 
-def resume(path: str | Path, trust: tuple[str, ...] = (), **fields: Any) -> Run:
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)
+
+
+def resume(path: str | Path, trust: tuple[str, ...] = (), *, tell: Callable[[str], None] = _warn, **fields: Any) -> Run:
     """Go on with a run where its newest complete checkpoint ends, or from the start if it has none yet.
 
     `env_steps=...` extends it. `trust`: modules that its config.json may name, besides what Rookery knows itself.
+    `tell` hears what of the run could not be used: a damaged checkpoint, a missing replay memory.
     """
     with Signals() as signals:
-        return go_on(path, trust, fields, signals)
+        return go_on(path, trust, fields, signals, tell)
 
 
-def go_on(path: str | Path, trust: tuple[str, ...], fields: dict[str, Any], signals: Signals) -> Run:
+def go_on(
+    path: str | Path, trust: tuple[str, ...], fields: dict[str, Any], signals: Signals, tell: Callable[[str], None]
+) -> Run:
     """Resume under signals that are listened to already; the dotted `fields` change."""
-    folder = Path(path)
+    folder = folders.real(path)
     read_config(folder, trust)  # or it is not a run folder
+    folders.check(folder)
     with claimed(folder):
+        folders.sweep(folder)
         before = read_config(folder, trust)
         if before.compile and "compile" not in fields:  # a compiler is a program: no file starts it by itself
             raise UsageError(
@@ -122,16 +134,20 @@ def go_on(path: str | Path, trust: tuple[str, ...], fields: dict[str, Any], sign
             )
         # A fault plan was for the life that ended; the next one is not struck again unless asked to be.
         config = check(with_fields(before, {"fault_plan": ""} | fields))
-        if checkpoint.all_steps(folder / "checkpoints") or (folder / "summary.json").exists():
-            saved, notes = checkpoint.newest(folder / "checkpoints")
+        if checkpoint.all_steps(folder / "checkpoints") or folders.exists(folder, "summary.json"):
+            saved, notes = checkpoint.newest_told(folder / "checkpoints")
+            for note in notes:
+                tell(note)
             _check_same(before, config)
         else:
             saved, notes = None, ["the run had no checkpoint yet: it begins anew"]
-        _write(folder / "config.json", encode_config(config))
+        folders.store(folder, "config.json", encode_config(config))
         try:
-            return _execute(config, folder, saved, notes, signals)
-        except (UsageError, CheckpointError):  # it cannot be resumed like this: as it was, it still can
-            _write(folder / "config.json", encode_config(before))
+            return _execute(config, folder, saved, notes, signals, tell)
+        except (UsageError, CheckpointError) as error:  # it cannot be resumed like this: as it was, it still can
+            folders.store(folder, "config.json", encode_config(before))
+            if saved is not None and str(saved.path) not in str(error):
+                error.add_note(f"checkpoint: {saved.path}")
             raise
 
 
@@ -147,22 +163,18 @@ def _check_same(before: RunConfig, config: RunConfig) -> None:
 def check(config: RunConfig) -> RunConfig:
     """The config as it will be written; what cannot be run is refused, before anything is written or started."""
     config = within(config, kind=RunConfig[type(config.algo)])
+    if why := absurd(config):
+        raise UsageError(why)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("there is no CUDA device here (or this build of torch has no CUDA); use --device cpu")
     return config
 
 
-def read_config(folder: Path, trust: tuple[str, ...] = ()) -> RunConfig:
-    try:
-        return decode_config((folder / "config.json").read_bytes(), trust)
-    except OSError as error:
-        raise CheckpointError(f"{folder} is not a run folder: {error}") from error
-
-
 @guarded()
 def _execute(
-    config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str], signals: Signals
-) -> Run:
+    config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str], signals: Signals,
+    tell: Callable[[str], None] = _warn,
+) -> Run:  # fmt: skip
     signals.check()
     topology = importlib.import_module(f"rookery.topologies.{config.topology}")
     threads = Threads(config)
@@ -172,11 +184,12 @@ def _execute(
         def open_job(spec: EnvSpec) -> Job:
             signals.check()
             algorithm = build_algorithm(config, spec)
+            check_room(algorithm) if saved is None else check_sizes(algorithm, saved)
             learner = Learner(algorithm, config.seed, config.device, config.compile)
             if not config.threads:
                 threads.fit(algorithm.work(learner.nets))
-            _write(folder / "spec.json", msgspec.json.encode(spec))
-            job = Job(config, algorithm, learner, journal, folder, signals, threads, spec)
+            folders.store(folder, "spec.json", msgspec.json.encode(spec))
+            job = Job(config, algorithm, learner, journal, folder, signals, threads, spec, tell=tell)
             for note in (*notes, *_warnings(config)):
                 journal.say(note)
             if saved is not None:
@@ -200,7 +213,7 @@ def _execute(
         reason = {0: journal.finished() or "done", INTERRUPT: "interrupted", REQUEUE: "requeue"}[code]
         summary = journal.summary(reason, job.learner.updates, job.learner.skipped)
     summary["records_lost"] = sinks.lost
-    _write(folder / "summary.json", json.dumps(summary, indent=2).encode())
+    folders.store(folder, "summary.json", json.dumps(summary, indent=2).encode())
     return Run(folder, config, summary, code)
 
 
@@ -236,8 +249,9 @@ def _opened(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
+    folders.check(folder)
     with claimed(folder):
-        if (folder / "config.json").exists():
+        if folders.exists(folder, "config.json"):
             raise UsageError(
                 f"{folder} already holds a run; resume it (rookery resume {folder}) or choose another --out"
             )
@@ -252,17 +266,7 @@ def _clear_folder(folder: Path, before: set[str] | None) -> None:
     for path in folder.iterdir():
         if path.name in before:
             continue
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error

@@ -77,6 +77,12 @@ class Maker:
         parcel, rng = self.parcel, self.rng
         for column in parcel.values():  # what lies behind the counts is rubbish
             column[...] = rng.integers(0, 2 if column.dtype == bool else 100, column.shape)
+        if self.spec.action.kind != "box":
+            parcel["action"] %= np.reshape(self.spec.action.choices, self.spec.action.shape)
+        for path, column in parcel.items():
+            leaf = self.spec.obs.get(path.partition("/")[2])
+            if leaf is not None and leaf.kind == "discrete":
+                column %= leaf.n
         parcel["count"][:] = items, frames
         parcel["steps"][:items] = rng.integers(0, 4, items)
         parcel["priority"][:items] = priority

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rookery.codec import MAX_DEPTH, decode_tree, encode_tree
+from rookery import codec
+from rookery.codec import LONG, MAX_DEPTH, decode_tree, encode_tree
 from rookery.errors import CheckpointError
 
 
@@ -64,6 +65,62 @@ def test_any_tree_comes_back_equal(tree):
     same(tree, through_disk(tree))
 
 
+columns = st.sampled_from([st.integers(), st.floats(), st.booleans(), st.integers(-(2**62), 2**62), st.just(0.5)])
+long = columns.flatmap(lambda one: st.lists(one, min_size=LONG - 2, max_size=LONG + 6))
+
+
+@settings(max_examples=60, deadline=None)
+@given(long | st.tuples(long, long).map(list), st.integers(1, 20))
+def test_long_lists_come_back_as_lists_of_the_same_types(numbers, columns):
+    width = max(1, len(numbers) // columns)
+    for tree in (numbers, tuple(numbers), [numbers[at : at + width] for at in range(0, len(numbers), width)]):
+        same(tree, through_disk(tree))
+        same([tree, {"a": tree}], through_disk([tree, {"a": tree}]))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        [0.25] * 100, [3] * 100, [True] * 100, tuple(range(100)), [[1, 2, 3]] * 50, [[[0.5]] * 4] * 20,
+        "long text, ä" * 200, [np.float32(0.1)] * 100,
+    ],
+)  # fmt: skip
+def test_long_lists_and_texts_are_not_json(tree):
+    part, tensors = encode_tree(tree)
+    assert len(tensors) == 1 and len(msgspec.json.encode(part)) < 40
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        [1] * 99 + [0.5], [0] * 99 + [False], [0.5] * 99 + [None], [2**64] * 100, [[1]] * 99 + [[1, 2]],
+        [[1]] * 99 + [(1,)], [[]] * 100, [""] * 100, [np.uint64(2**63)] * 100,
+    ],
+)  # fmt: skip
+def test_mixed_lists_keep_their_types(tree):
+    same([item.item() if isinstance(item, np.generic) else item for item in tree], through_disk(tree))
+
+
+def test_what_could_not_be_read_back_is_refused(monkeypatch):
+    monkeypatch.setattr(codec, "MAX_ELEMENTS", 300)
+    monkeypatch.setattr(codec, "MAX_LISTED", 1000)
+    encode_tree([[]] * 299), encode_tree([[0] * 400, [1.5] * 600])
+    with pytest.raises(CheckpointError, match="more than 300 values besides arrays"):
+        encode_tree([[]] * 301)
+    with pytest.raises(CheckpointError, match="more than 300 values besides arrays"):
+        encode_tree([0] * 1001)
+    with pytest.raises(CheckpointError, match="1,000 numbers in all"):
+        encode_tree([[0] * 400, [1.5] * 601])
+    with pytest.raises(CheckpointError, match="a list of 1001 numbers"):
+        decode_tree({"$list": "a"}, {"a": torch.zeros(1001, dtype=torch.int64)})
+
+
+def test_trees_as_they_were_stored_before_are_read():
+    """Lists and text of any length used to be JSON."""
+    part = {"a": list(range(100)), "b": "x" * 5000, "c": {"$tuple": [0.5] * 100}, "d": {"$dict": [[1, [2.5]]]}}
+    same(decode_tree(part, {}), {"a": list(range(100)), "b": "x" * 5000, "c": (0.5,) * 100, "d": {1: [2.5]}})
+
+
 @pytest.mark.parametrize("generator", [np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64])
 def test_numpy_generators_continue_where_they_stopped(generator):
     rng = np.random.Generator(generator(7))
@@ -109,17 +166,26 @@ def test_a_tree_that_contains_itself_is_refused():
         encode_tree(loop)
 
 
+HOSTILE_TENSORS = {
+    "half": torch.zeros(1, dtype=torch.bfloat16),
+    "number": torch.tensor(1),
+    "bits": torch.full((3,), 255, dtype=torch.int64),
+}
+
+
 @pytest.mark.parametrize(
     "part",
     [
         {"$array": "not there"}, {"$array": ["x"]}, {"$int": "zz"}, {"$int": 5}, {"$float": "1"}, {"$float": []},
         {"$object": "os.system"}, {"$tuple": 3}, {"$dict": [[1]]}, {"$dict": [[[1], 2]]}, {"$int": "0x1", "b": 2},
-        {"$bytes": None}, {"$array": "half"},
+        {"$bytes": None}, {"$array": "half"}, {"$list": "half"}, {"$list": "number"}, {"$list": 3}, {"$text": "bits"},
+        {"$tuple": {"$array": "bits"}}, {"$tuple": {"$list": "nope"}}, [{"$list": "bits"}, {"$list": "bits"}],
+        [{"$array": "bits"}, {"$bytes": "bits"}],
     ],
 )  # fmt: skip
 def test_a_malformed_tag_is_a_clean_error(part):
     with pytest.raises(CheckpointError, match="cannot be decoded"):
-        decode_tree({"a": part}, {"half": torch.zeros(1, dtype=torch.bfloat16)})
+        decode_tree({"a": part}, HOSTILE_TENSORS)
 
 
 def test_depth_is_bounded_when_reading():

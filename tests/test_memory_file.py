@@ -157,8 +157,14 @@ def test_every_kind_of_array_in_the_state_is_stored(tmp_path):
         def state(self):
             return state
 
+        def check_state(self, loaded, used):
+            assert used == self.used()
+
         def load(self, loaded):
             self.loaded = loaded
+
+        def check_records(self):
+            assert self.loaded is not None
 
     table = Odd()
     memory_file.load(save(tmp_path, 1, table), table)
@@ -337,16 +343,16 @@ def test_the_newest_are_kept(tmp_path):
         save(tmp_path, 1, table, keep=0)
 
 
-def test_the_memory_of_a_step_or_the_newest_older_one_is_found(tmp_path):
+def test_the_memory_of_a_step_or_the_nearest_one_is_found(tmp_path):
     table = Life("uniform", 10).table
     assert memory_file.find(tmp_path / "replay", 100) is None
     for steps in (10, 20, 30):
         save(tmp_path, steps, table, keep=9)
     (tmp_path / "notes").mkdir()
     (tmp_path / ".tmp-step-000000000025-00").mkdir()
-    found = {steps: memory_file.find(tmp_path, steps) for steps in (9, 10, 20, 29, 1000)}
+    found = {steps: memory_file.find(tmp_path, steps) for steps in (9, 10, 15, 20, 29, 1000)}
     assert {steps: path and path.name[-2:] for steps, path in found.items()} == {
-        9: None, 10: "10", 20: "20", 29: "20", 1000: "30",
+        9: "10", 10: "10", 15: "10", 20: "20", 29: "30", 1000: "30",
     }  # fmt: skip
     os.rename(tmp_path / "step-000000000030", tmp_path / ".old-step-000000000030")  # a replacement that was cut short
     assert memory_file.load(memory_file.find(tmp_path, 30), Life("uniform").table) == 30

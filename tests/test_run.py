@@ -234,10 +234,10 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
 def test_a_disk_that_cannot_be_written_is_storage(tmp_path, monkeypatch):
     run = rookery.train("ppo", env="CartPole-v1", out=str(tmp_path / "run"), **PPO, env_steps=64)
 
-    def full(self, data):
+    def full(handle):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(StorageError, match=r"cannot write .*config.json: No space left on device"):
         rookery.resume(run.path, env_steps=200)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ import tyro
 
 from rookery.cli.flags import parse
 from rookery.cli.runs import folder_of, open_run, trusted
-from rookery.cli.show import console, count, escape, facts, number, only_answer
+from rookery.cli.show import console, count, escape, facts, number, only_answer, warn
 from rookery.errors import EnvError, StorageError, UsageError
+from rookery.folder import Refused, write
 
 if TYPE_CHECKING:
     from rookery.evaluate import Evaluation
@@ -47,10 +47,10 @@ def evaluate(words: list[str]) -> int:
     config = open_run(args.run, args.trust, ["rookery", "eval", *words])
     with only_answer() if args.json else console().status(f"playing {args.episodes} episodes …"):
         result = _evaluation(args, config)
-        path = _store(folder_of(args.run), result)
+        saved = _store(folder_of(args.run), result)
     if args.json:
         print(json.dumps(dataclasses.asdict(result), indent=2))
-        return 0
+        return _stored(saved)
     how = ("greedy" if result.greedy else "sampled") + (f", {result.epsilon:g} at random" if result.epsilon else "")
     console().print(facts({
         "policy": f"{escape(str(args.run))}, {escape(result.checkpoint)} ({result.env_steps:,} steps)",
@@ -58,9 +58,9 @@ def evaluate(words: list[str]) -> int:
         "return": f"[bold]{number(result.return_mean)}[/] ± {number(result.return_std)}, "
         f"from {number(result.return_min)} to {number(result.return_max)}",
         "length": f"{number(result.length_mean)} steps",
-        "saved": escape(str(path)),
+        "saved": escape(saved) if isinstance(saved, str) else "[yellow]no[/]",
     }))  # fmt: skip
-    return 0
+    return _stored(saved)
 
 
 def _evaluation(args: Eval, config) -> Evaluation:
@@ -71,7 +71,7 @@ def _evaluation(args: Eval, config) -> Evaluation:
     from rookery.policy import load
 
     torch.set_num_threads(1)  # as when acting in training: the same sums, the same digits
-    policy = load(args.run, "best" if args.best else "newest", args.trust)
+    policy = load(args.run, "best" if args.best else "newest", args.trust, tell=warn)
     with _located(policy):
         lanes = make(config, divisor(args.episodes, args.envs), training=False)
         try:
@@ -85,17 +85,24 @@ def divisor(episodes: int, most: int) -> int:
     return next(count for count in range(min(episodes, most), 0, -1) if episodes % count == 0)
 
 
-def _store(folder: Path, result: Evaluation) -> Path:
+def _store(folder: Path, result: Evaluation) -> str | OSError:
+    """Where the result is, or why it is nowhere: it was worth playing for, and is shown either way."""
     how = ("" if result.greedy else "-sampled") + (f"-epsilon{result.epsilon:g}" if result.epsilon else "")
-    path = folder / "eval" / f"{result.checkpoint}-seed{result.seed}-episodes{result.episodes}{how}.json"
+    name = f"eval/{result.checkpoint}-seed{result.seed}-episodes{result.episodes}{how}.json"
     try:
-        path.parent.mkdir(exist_ok=True)
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(json.dumps(dataclasses.asdict(result), indent=2) + "\n")
-        os.replace(temporary, path)
+        return str(write(folder, name, (json.dumps(dataclasses.asdict(result), indent=2) + "\n").encode()))
     except OSError as error:
-        raise StorageError(f"cannot write {path}: {error}") from error
-    return path
+        error.filename = str(folder / name) if error.filename is None else error.filename
+        return error
+
+
+def _stored(saved: str | OSError) -> int:
+    """The exit code. A folder that is read-only is no failure of the evaluation; a link in it is somebody's trap."""
+    if isinstance(saved, Refused):
+        raise StorageError(f"the result was not saved: cannot write {saved.filename}: {saved.strerror}")
+    if isinstance(saved, OSError):
+        warn(f"the result was not saved: {saved.strerror or saved} ({saved.filename})")
+    return 0
 
 
 @contextlib.contextmanager
@@ -137,12 +144,12 @@ def record(words: list[str]) -> int:
     from rookery.record import record as film
 
     torch.set_num_threads(1)
-    policy = load(args.run, "best" if args.best else "newest", args.trust)
-    out = args.out or folder_of(args.run) / "report" / f"{policy.path.name}-{args.seed}.mp4"
+    policy = load(args.run, "best" if args.best else "newest", args.trust, tell=warn)
+    out = args.out or f"report/{policy.path.name}-{args.seed}.mp4"
     with _located(policy):
         done = film(
-            policy, config, out, episodes=args.episodes, seed=args.seed, fps=args.fps,
-            max_steps=args.max_steps, greedy=not args.sample,
+            policy, config, out, episodes=args.episodes, seed=args.seed, fps=args.fps, max_steps=args.max_steps,
+            greedy=not args.sample, within=None if args.out else folder_of(args.run),
         )  # fmt: skip
     rows = {
         "video": f"[bold]{escape(str(done.path))}[/]",

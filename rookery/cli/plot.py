@@ -25,6 +25,8 @@ def plot(words: list[str]) -> int:
     folders = [folder_of(run) for run in args.runs]
     from rookery.metrics.plot import plot_runs
 
-    out = args.out or (folders[0] / "report" / "curve.png" if len(folders) == 1 else Path("curves.png"))
-    print(plot_runs(folders, out))
+    if args.out is None and len(folders) == 1:
+        print(plot_runs(folders, "report/curve.png", within=folders[0]))
+    else:
+        print(plot_runs(folders, args.out or Path("curves.png")))
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rookery.errors import CheckpointError, UsageError
+from rookery.folder import exists
 from rookery.trust import Refused
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def folder_of(path: Path) -> Path:
     """The run folder of a run folder or of one of its checkpoints."""
     for folder in (path, path.parent.parent):
-        if (folder / "config.json").is_file():
+        if exists(folder, "config.json"):
             return folder
     raise CheckpointError(f"{path} is not a run folder: it has no config.json")
 

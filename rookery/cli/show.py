@@ -13,7 +13,7 @@ from rich.table import Table
 
 from rookery.printable import printable
 
-__all__ = ["console", "count", "escape", "facts", "number", "only_answer"]
+__all__ = ["console", "count", "escape", "facts", "number", "only_answer", "warn"]
 
 
 def console(piped: int = 400) -> Console:
@@ -44,6 +44,11 @@ def number(value: float) -> str:
 
 def count(amount: int, what: str) -> str:
     return f"{amount:,} {what}" if amount == 1 else f"{amount:,} {what}s"
+
+
+def warn(text: str) -> None:
+    """A line on standard error about something that the user should know."""
+    print(f"warning: {text}", file=sys.stderr)
 
 
 @contextlib.contextmanager

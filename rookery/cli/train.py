@@ -59,9 +59,11 @@ def resume(words: list[str], signals: Signals) -> int:
     from rookery.claim import claimed
     from rookery.cli.configure import ABOUT, EXTRA, changes, read
     from rookery.cli.runs import open_run, trusted
+    from rookery.cli.show import warn
+    from rookery.folder import exists, real
     from rookery.run import go_on
 
-    path, prog = Path(words[0]), f"rookery resume {words[0]}"
+    path, prog = real(words[0]), f"rookery resume {words[0]}"
     trust = trusted(words)
     old = open_run(path, trust, ["rookery", "resume", *words])
     extra = {"trust": EXTRA["trust"]}
@@ -70,13 +72,17 @@ def resume(words: list[str], signals: Signals) -> int:
     if wrong := {"env", "out"} & set(fields):
         raise UsageError(f"--{wrong.pop()} belongs to the run and cannot change; train a new one instead")
     steps = max(checkpoint.all_steps(path / "checkpoints"), default=None)
-    if steps is not None and steps >= new.env_steps:
-        print(f"{path} is complete with {steps:,} steps; --env-steps {2 * steps} would go on to {2 * steps:,}")
-        return 0
-    if steps is None and not (path / "summary.json").exists():
+    if steps is not None and steps >= new.env_steps:  # so its name says: it counts if it can be loaded
+        saved, notes = checkpoint.newest_told(path / "checkpoints")
+        if (steps := saved.env_steps) >= new.env_steps:
+            for note in notes:
+                warn(note)
+            print(f"{path} is complete with {steps:,} steps; --env-steps {2 * steps} would go on to {2 * steps:,}")
+            return 0
+    if steps is None and not exists(path, "summary.json"):
         with claimed(path):  # or somebody is about to write one
             print(f"{path} has no checkpoint yet: it begins anew")
-    return close(go_on(path, trust, fields, signals))
+    return close(go_on(path, trust, fields, signals, tell=warn))
 
 
 def _compile(path: Path, old: bool, new: bool, words: list[str]) -> dict[str, bool]:
@@ -148,6 +154,6 @@ def _curve(path: Path) -> str:
     from rookery.metrics.plot import plot_runs
 
     try:
-        return str(plot_runs([path], path / "report" / "curve.png"))
+        return str(plot_runs([path], "report/curve.png", within=path))
     except (RookeryError, OSError) as error:
         return f"not drawn: {error}"

@@ -6,6 +6,7 @@ other difference is a line of its own, named by what differs. Nothing is smoothe
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from rookery import folder as folders
 from rookery import tree
-from rookery.errors import StorageError, UsageError
-from rookery.metrics.sink import read_records
+from rookery.errors import CheckpointError, StorageError, UsageError
+from rookery.metrics.sink import records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +32,8 @@ DASHES = ("-", "--", ":", "-.")  # when the colours are used up
 INK, GRID = "#333333", "#E3E3E3"
 NOT_IDENTITY = {"seed", "out", "quiet", "log_every"}  # runs that differ in these only are the same experiment
 GRID_POINTS = 400
+LARGEST = 1e100  # of the numbers that are drawn; matplotlib computes with their squares
+LONGEST = 80  # characters of a name in a figure
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ def _text_is_text() -> Iterator[None]:
 
 
 @_text_is_text()
-def plot_runs(run_folders: Sequence[Path], out: Path) -> Path:
-    """Return against environment steps and against wall time."""
+def plot_runs(run_folders: Sequence[Path], out: str | Path, within: Path | None = None) -> Path:
+    """Return against environment steps and against wall time. `within`: `out` is the name of a file in a run folder."""
     curves = [read_curve(Path(folder)) for folder in run_folders]
     if not any(len(curve.env_steps) for curve in curves):
         raise UsageError("none of these runs has finished an episode yet: there is nothing to plot")
@@ -76,7 +80,7 @@ def plot_runs(run_folders: Sequence[Path], out: Path) -> Path:
     for place in axes:
         place.set_xlim(left=0)
     _finish(figure, _title(groups), several=any(len(members) > 1 for _, members in groups))
-    return _save(figure, out)
+    return _save(figure, out, within)
 
 
 @_text_is_text()
@@ -124,11 +128,11 @@ def plot_scaling(rows: Sequence[Mapping[str, Any]], out: Path) -> Path:
 
 def read_curve(folder: Path) -> Curve:
     """The training records of a run; where a resumed run went over the same steps again, the later ones count."""
-    if not (folder / "metrics.jsonl").is_file():
+    if not folders.exists(folder, "metrics.jsonl"):
         raise UsageError(f"{folder} is not a run folder: it has no metrics.jsonl")
     kept: list[tuple[float, float, float]] = []
     shift = 0.0  # added to wall_s, should a resumed run have started its clock again
-    for record in read_records(folder / "metrics.jsonl"):
+    for record in records(folder / "metrics.jsonl"):
         steps, wall, value = (_number(record.get(key)) for key in ("env_steps", "wall_s", "return_mean"))
         if record.get("kind") != "train" or not math.isfinite(steps + wall + value):
             continue
@@ -152,16 +156,16 @@ def grouped(curves: Sequence[Curve]) -> list[tuple[str, list[Curve]]]:
 
 
 def _label(config: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> str:
-    parts = [str(config.get("recipe", "run"))]
-    if len({other.get("env") for other in configs}) > 1:
-        parts.append(str(config.get("env", "?")))
+    parts = [_words(config.get("recipe", "run"))]
+    if len({repr(other.get("env")) for other in configs}) > 1:
+        parts.append(_words(config.get("env", "?")))
     rivals = [other for other in configs if all(other.get(key) == config.get(key) for key in ("recipe", "env"))]
     differing = [
         key
         for key in dict.fromkeys(key for other in rivals for key in other)
         if key.split("/")[0] not in NOT_IDENTITY and len({repr(other.get(key)) for other in rivals}) > 1
     ]
-    parts += [f"{key.split('/')[-1]}={config.get(key)}" for key in differing[:3]]
+    parts += [_words(f"{key.split('/')[-1]}={config.get(key)}") for key in differing[:3]]
     return ", ".join(parts + ["…"] * (len(differing) > 3))
 
 
@@ -193,7 +197,7 @@ def _draw_targets(axes: Sequence[Axes], curves: Sequence[Curve]) -> None:
 
 def _title(groups: Sequence[tuple[str, list[Curve]]]) -> str:
     envs = {str(curve.config.get("env", "")) for _, members in groups for curve in members}
-    return envs.pop() if len(envs) == 1 else ""
+    return _words(envs.pop()) if len(envs) == 1 else ""
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -235,28 +239,31 @@ def _finish(figure: Figure, title: str, several: bool) -> None:
     legend.get_title().set(color="#777777", fontsize=9)
 
 
-def _save(figure: Figure, out: Path) -> Path:
-    out = Path(out)
+def _save(figure: Figure, out: str | Path, within: Path | None = None) -> Path:
+    path = Path(out) if within is None else Path(within, out)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
+        if within is not None:
+            picture = io.BytesIO()
+            figure.savefig(picture, format=path.suffix.removeprefix("."))
+            return folders.write(within, str(out), picture.getvalue())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
     except ValueError as error:  # the suffix
-        raise UsageError(f"{out}: {error}") from error
+        raise UsageError(f"{path}: {error}") from error
     except OSError as error:
-        raise StorageError(f"{out} cannot be written: {error.strerror or error}") from error
-    return out
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+    return path
 
 
 def _config(folder: Path) -> dict[str, Any]:
     """config.json, flat; a folder without one stands for itself."""
-    path = folder / "config.json"
-    if not path.is_file():
+    if not folders.exists(folder, "config.json"):
         return {"recipe": folder.name}
     try:
-        config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, ValueError, RecursionError, OSError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-    return {key: _plain(value) for key, value in tree.flatten(config).items()}
+        config = msgspec.json.decode(folders.read(folder, "config.json"), type=dict[str, Any])
+        return {key: _plain(value) for key, value in tree.flatten(config).items()}
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -265,7 +272,14 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+    """As a float; what is no number, or none that an axis could show, is NaN."""
+    return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else math.nan
+
+
+def _words(text: Any) -> str:
+    """Text from a file as a figure shows it: one line of bounded length, and no formula."""
+    line = "".join(char if char.isprintable() else "?" for char in str(text)[:LONGEST])
+    return line.replace("$", r"\$")
 
 
 def _short(value: float) -> str:

@@ -7,10 +7,12 @@ Records are plain dictionaries; tensors and numpy numbers become Python numbers 
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import itertools
 import math
 import os
-import stat
+import secrets
 import time
 import warnings
 from collections import deque
@@ -22,10 +24,12 @@ import msgspec
 import numpy as np
 import torch
 
-from rookery.errors import StorageError, UsageError
+from rookery import folder as folders
+from rookery.errors import CheckpointError, StorageError, UsageError
 from rookery.metrics.sink_thread import LIMIT, SinkThread
 
 Record = Mapping[str, Any]
+MAX_LINE = 1 << 20  # bytes of one record; ours have a few thousand
 
 
 class Sink(Protocol):
@@ -109,11 +113,13 @@ class TensorBoardSink:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder, suffix = Path(folder), f".{secrets.token_hex(16)}"  # a name that nobody can have put there before
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folders.check_target(folder.parent, f"{folder.name}/events.out.tfevents")
         self.name = "tensorboard"
         self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=5)
-        for file in Path(folder).glob("events.out.tfevents.*"):
+        self._writer = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=5, filename_suffix=suffix)
+        for file in folder.glob(f"events.out.tfevents.*{suffix}"):
             file.chmod(0o600)
 
     def write(self, record: Record) -> None:
@@ -181,21 +187,30 @@ class Sinks:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """All records of a metrics.jsonl. A torn last line, of a run that is writing or was killed, is left out."""
+    return list(records(path))
+
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a metrics.jsonl. A torn last line, of a run that is writing or was killed, is left out."""
+    path = Path(path)
     try:
-        lines = Path(path).read_bytes().split(b"\n")
+        with open(folders.open_regular(path.parent, path.name), "rb") as file:
+            for number in itertools.count(1):
+                line = file.readline(MAX_LINE + 1)
+                if not line:
+                    return
+                record = _parsed(line) if len(line) <= MAX_LINE else None
+                if record is not None:
+                    yield record
+                elif line.strip() and (line.endswith(b"\n") or len(line) > MAX_LINE):
+                    raise StorageError(
+                        f"{path}, line {number} is not a JSON object of up to {MAX_LINE:,} bytes: remove the line to "
+                        "read the rest"
+                    )
+    except folders.Refused as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-    records = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        record = _parsed(line)
-        if record is not None:
-            records.append(record)
-        elif number < len(lines):
-            raise StorageError(f"{path}, line {number} is not a JSON object: remove the line to read the rest")
-    return records
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def tensorboard_installed() -> bool:
@@ -207,15 +222,15 @@ def _open_mended(path: Path, keep_whole: bool) -> int:
 
     With `keep_whole`, a line that lacks nothing but the newline gets it; else it is about to be written again.
     """
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+    handle = folders.open_regular(path.parent, path.name, os.O_RDWR | os.O_APPEND | os.O_CREAT, sole=True)
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            return handle
         tail, start = b"", os.fstat(handle).st_size
         while start > 0 and b"\n" not in tail:
             size = min(65536, start)
             start -= size
             tail = os.pread(handle, size, start) + tail
+            if len(tail) > MAX_LINE + 65536:
+                raise OSError(errno.EFBIG, f"its last line has more than {MAX_LINE:,} bytes and is not ours; remove it")
         end = tail.rfind(b"\n") + 1
         if end == len(tail):
             return handle

@@ -46,8 +46,7 @@ class Encoder(nn.Module):
             if isinstance(module, nn.Conv2d):
                 orthogonal(module, HIDDEN_GAIN)
         self.image, self.last = image, last
-        with torch.no_grad():
-            size = stack(torch.zeros(1, *image)).numel()
+        size = _outputs(stack, image)
         self.stack = stack.to(memory_format=torch.channels_last)
         self.linear = linear(size, features) if features else None
         self.features = features or size
@@ -117,6 +116,21 @@ def _impala(channels: int) -> nn.Module:
         layers += [Residual(width), Residual(width)]
         channels = width
     return nn.Sequential(*layers, nn.ReLU(inplace=True))
+
+
+def _outputs(stack: nn.Module, image: tuple[int, int, int]) -> int:
+    """Numbers that convolutions and pools, one behind the other, make of an image; nothing is computed for it."""
+    channels, *sides = image
+    for layer in stack.modules():
+        if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
+            kernel, stride, padding = (
+                size if isinstance(size, tuple) else (size, size)
+                for size in (layer.kernel_size, layer.stride, layer.padding)
+            )
+            sides = [(side + 2 * p - k) // s + 1 for side, k, s, p in zip(sides, kernel, stride, padding)]
+        if isinstance(layer, nn.Conv2d):
+            channels = layer.out_channels
+    return channels * math.prod(sides)
 
 
 def _layout(leaf: Leaf) -> tuple[int, int, int, bool]:

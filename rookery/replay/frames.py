@@ -111,6 +111,8 @@ class FrameNumbers:
     def load(self, state: dict[str, np.ndarray]) -> None:
         self.next, self._fresh = int(state["next"][0]), bool(state["fresh"][0])
         fill(self._last, state["last"], "frame numbers")
+        if not (0 <= self.next < 2**53 and (self._last >= ZERO).all() and (self._last < max(self.next, 1)).all()):
+            raise CheckpointError(f"stored frame numbers are beyond {self.next}, the next one: they are not ours")
 
 
 def fill(array: np.ndarray, stored: np.ndarray, name: str) -> None:

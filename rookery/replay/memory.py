@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rookery.errors import CheckpointError, UsageError
+from rookery.replay import verify
 from rookery.replay.frames import fill, image_leaves
 from rookery.replay.limiter import Limiter
 from rookery.replay.ring import BeforeWrite
@@ -40,7 +41,7 @@ class ReplayTable:
     def __init__(self, plan: Replay, shapes: Shapes, spec: EnvSpec, actors: int, seed: int):
         memory = plan.memory
         _check(plan, spec)
-        self.memory = memory
+        self.memory, self._spec = memory, spec
         self.store = Store(plan, shapes, spec, actors)
         slots = self.store.slots
         self.sampler: Sampler = {
@@ -89,6 +90,12 @@ class ReplayTable:
         """Count no step of what is here any more: somebody else has, since these items were saved."""
         self._waiting[:] = 0
         self.steps_waiting = 0
+
+    def cap_versions(self, version: int) -> None:
+        """No item was acted with newer weights than these: in a memory of a later moment, some were."""
+        column = self.store.columns["version"]
+        if len(column) and column.max() > version:
+            np.minimum(column, version, out=column)
 
     # In
 
@@ -283,6 +290,14 @@ class ReplayTable:
             "last": {"ids": self._last[0], "next": self._last[1]},
             "counts": {name: int(getattr(self, name)) for name in _COUNTS},
         }
+
+    def check_state(self, state: dict[str, Any], used: dict[str, int]) -> None:
+        """CheckpointError unless this table could have written it; before `arrays()` are filled."""
+        verify.check_state(self, state, used)
+
+    def check_records(self) -> None:
+        """The same for what `arrays()` hold, after `load`."""
+        verify.check_records(self.store, self._spec, self.store.ids)
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from there; `arrays()` have been filled before."""

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from rookery import tree
+from rookery.errors import CheckpointError
 from rookery.replay.frames import ZERO, fill
 from rookery.replay.window import Arrays, Priorities, Shapes, Window, obs_columns
 from rookery.types import DataPlan, EnvSpec, Tree, Unroll
@@ -208,6 +209,9 @@ class SequenceBuilder:
         fill(self._age, state["age"], "ages of episodes")
         fill(self._item, state["item"], "numbers of items")
         fill(self._warm, state.get("warm", np.zeros_like(self._warm)), "warm rows")  # older states have none
+        due = [self._due(age, False) for age in self._age.tolist()]
+        if self._age.min() < -1 or self._age.max() >= 2**53 or self._item.tolist() != due:
+            raise CheckpointError("stored numbers of items do not fit the ages of their episodes: they are not ours")
         self._states = {}
         for path, stored in tree.flatten(state["states"]).items():
             self._states[path] = np.zeros((len(self._age), self._kept, *stored.shape[2:]), stored.dtype)

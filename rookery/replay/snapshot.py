@@ -30,7 +30,11 @@ class Table(Protocol):
     def arrays(self) -> dict[str, np.ndarray]: ...  # views [rows, bytes], uint8
     def used(self) -> dict[str, int]: ...  # rows of each that were ever written; those behind need not be kept
     def state(self) -> dict[str, Any]: ...  # all the rest, copied
+    def check_state(
+        self, state: dict[str, Any], used: dict[str, int]
+    ) -> None: ...  # CheckpointError: not of this table
     def load(self, state: dict[str, Any]) -> None: ...  # once the arrays have been filled
+    def check_records(self) -> None: ...  # CheckpointError: the arrays hold what cannot be used
 
 
 class _Array:

@@ -13,6 +13,7 @@ import numpy as np
 
 from rookery import tree
 from rookery.replay.frames import FrameNumbers, fill, image_leaves
+from rookery.replay.verify import check_columns
 from rookery.types import DataPlan, EnvSpec, Unroll
 
 Arrays = dict[str, np.ndarray]
@@ -26,7 +27,7 @@ class Window:
     """Row `back + t` is row t of the unroll at hand; before it stand the `back` rows that preceded it."""
 
     def __init__(self, spec: EnvSpec, plan: DataPlan, lanes: int, back: int):
-        self.back, self.unroll = back, plan.unroll
+        self.back, self.unroll, self._spec = back, plan.unroll, spec
         self.numbers = {key: FrameNumbers(leaf, plan.unroll, lanes) for key, leaf in image_leaves(spec).items()}
         self._vectors = [key for key in spec.obs if key not in self.numbers]
         self._extras = list(plan.extras)
@@ -93,6 +94,8 @@ class Window:
             fill(rows[: self.back], stored[path], f"rows of {path}")
         for key, numbers in self.numbers.items():
             numbers.load(state["frames"][key])
+        stored = {path: rows[: self.back] for path, rows in self.rows.items()}
+        check_columns(stored, self._spec, frames={key: numbers.next for key, numbers in self.numbers.items()})
 
 
 def obs_columns(spec: EnvSpec) -> Shapes:

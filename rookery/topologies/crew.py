@@ -19,7 +19,7 @@ import torch
 
 from rookery.actor import ActorReport, as_unroll, live_steps
 from rookery.config import RunConfig
-from rookery.errors import EnvError
+from rookery.errors import CheckpointError, EnvError
 from rookery.pipes import channel as channels
 from rookery.pipes.channel import pack_tree, unpack_tree
 from rookery.pipes.shm import Slots
@@ -108,9 +108,13 @@ class Crew:
         assert job is not None
         resumed = job.snapshots and self.staff.incarnation[index] == 0
         snapshot = pack_tree(job.snapshots[index]) if resumed else None
-        self.staff.tell(
-            index, self._arena.described | {"op": "memory", "sequence": job.sequences[index], "snapshot": snapshot}
-        )
+        message = self._arena.described | {"op": "memory", "sequence": job.sequences[index], "snapshot": snapshot}
+        try:
+            self.staff.tell(index, message)
+        except ValueError as error:  # saved by a run of one process, which sends nothing
+            raise CheckpointError(
+                f"the state of actor {index} is too large to send ({error}): use --topology serial"
+            ) from error
 
     def _ready(self, index: int) -> Waiting[None]:
         message = yield from self.staff.word(index, self._start_patience())

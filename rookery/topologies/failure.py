@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rookery.errors import EnvError, NumericError, RookeryError, StorageError, UsageError
+from rookery.errors import CheckpointError, EnvError, NumericError, RookeryError, StorageError, UsageError
 from rookery.topologies.supervise import ABORT_WAIT, Worker
 
 
@@ -26,7 +26,7 @@ class Lost(Exception):
 
 def told(message: dict[str, Any]) -> RookeryError | Lost:
     """A worker's failure as the error it was over there; Lost if another worker may do better."""
-    kind = {2: UsageError, 5: NumericError, 7: StorageError}.get(message["exit_code"])
+    kind = {2: UsageError, 5: NumericError, 6: CheckpointError, 7: StorageError}.get(message["exit_code"])
     if kind is not None:
         return kind(message["error"])
     text = message["error"] if message["exit_code"] == 3 else message["traceback"]

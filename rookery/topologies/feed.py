@@ -10,11 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import cached_property
+from shlex import quote
 from time import monotonic
 
 from rookery import memory_file
 from rookery.actor import as_unroll
-from rookery.errors import NumericError, UsageError
+from rookery.errors import CheckpointError, NumericError, UsageError
 from rookery.pipes.machine import Machine, amount
 from rookery.producer import Arrays, Shapes
 from rookery.replay.memory import ReplayTable, Sample
@@ -72,6 +73,10 @@ class QueueFeed:
     def restore(self) -> None:
         if not self.job.snapshots:  # an actor may have been lost in the end, and lag behind: all begin anew, together
             self.job.sequences = [max(self.job.sequences)] * len(self.job.sequences)
+        elif len(set(self.job.sequences)) > 1:
+            raise CheckpointError(
+                f"the checkpoint's actors are at unrolls {self.job.sequences[:8]}: not at the same one"
+            )
         self.job.journal.settle(0)
 
     def save(self, last: bool = False) -> None:
@@ -182,24 +187,39 @@ class ReplayFeed:
         return self.job.journal.ledger.evicted - self.table.steps_evicted
 
     def restore(self) -> None:
-        """Take the memory back that was saved with the checkpoint; without one it is filled anew."""
+        """Take back the memory saved with the checkpoint, or the nearest one; if there is none, it is filled anew."""
         job = self.job
         self.pending = [int(snapshot["pending"]) for snapshot in job.snapshots if snapshot] or self.pending
         if job.resumed_at is not None:
-            found = memory_file.find(job.folder / "replay", job.resumed_at)
-            if found is None:
-                job.journal.say("no replay memory was saved with this checkpoint: it is filled anew")
-            else:
-                memory_file.load(found, self.table)
-            older = found is not None and found.name != f"step-{job.resumed_at:012d}"
-            if older:
-                self.table.settle()
-                job.journal.say(f"the replay memory is that of {found.name}, older than the checkpoint")
-            if older or not job.snapshots:  # actors go on where they were, or begin anew: not where this memory ends
+            same = self._restore_memory(job.resumed_at)
+            if not same or not job.snapshots:  # actors go on where they were, or begin anew: not where this memory ends
                 for actor in range(job.config.actors):
                     self.table.forget(actor)
-        job.journal.settle(self.in_flight)
+        kept, known = self.in_flight, job.journal.ledger.in_flight
+        if kept > known:
+            raise CheckpointError(
+                f"{kept} environment steps wait in the replay memory and with the actors, and the checkpoint knows of "
+                f"{known}: the two are not of one run. Go on with an empty memory: "
+                f"rm -r {quote(str(job.folder / 'replay'))}"
+            )
+        job.journal.settle(kept)
         _ = self._evicted_before
+
+    def _restore_memory(self, resumed_at: int) -> bool:
+        """Load a memory; whether it is that of the checkpoint, and not an older or newer one."""
+        job = self.job
+        found = memory_file.find(job.folder / "replay", resumed_at)
+        if found is None:
+            say = job.warn if self.memory.save else job.journal.say
+            say("no replay memory was saved with this checkpoint: it is filled anew")
+            return False
+        steps = memory_file.load(found, self.table)
+        self.table.cap_versions(job.learner.version)
+        if steps != resumed_at:  # its items count as they did for the books of another checkpoint
+            self.table.settle()
+            age = "older" if steps < resumed_at else "newer"
+            job.warn(f"the replay memory is that of {found.name}, {age} than the checkpoint (step {resumed_at})")
+        return steps == resumed_at
 
     def save(self, last: bool = False) -> None:
         """Have the memory written in the background; wait for it only if the run is over."""

@@ -16,7 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from rookery import checkpoint
+from rookery import checkpoint, stored
+from rookery.actor_state import check_state
 from rookery.algorithms.base import Algorithm
 from rookery.config import RunConfig
 from rookery.errors import CheckpointError, LearnerError, NumericError, RookeryError, StorageError
@@ -26,10 +27,14 @@ from rookery.topologies import numeric
 from rookery.topologies.faults import FaultPlan
 from rookery.topologies.signals import Signals
 from rookery.topologies.threads import Threads
-from rookery.types import EnvSpec
+from rookery.types import EnvSpec, Queue
 from rookery.weights import Published
 
 Snapshots = Callable[[], list[dict[str, Any] | None]]
+
+
+def _quietly(text: str) -> None:
+    pass
 
 
 @dataclass
@@ -45,10 +50,12 @@ class Job:
     snapshots: list[dict[str, Any] | None] = field(default_factory=list)  # of the actors, when resumed
     sequences: list[int] = field(default_factory=list)  # unrolls that each actor has delivered
     resumed_at: int | None = None  # environment steps of the checkpoint we come from
+    tell: Callable[[str], None] = _quietly  # what the user should see at once, besides the journal
     clock: Callable[[], float] = monotonic
     _saved_at: int = 0  # environment steps when a checkpoint was last tried, and the time
     _saved_when: float = 0.0
     _kept_at: int = 0  # environment steps of the last one that was written
+    _inexact: bool = False  # whether it was said that checkpoints go without the environments
     _mirror: Published | None = None
 
     def __post_init__(self) -> None:
@@ -57,6 +64,11 @@ class Job:
         plan = FaultPlan.parse(self.config.fault_plan).only("learner")
         if plan:
             self.learner.spoil = lambda updates: plan.fire("learner", update=updates) == "nan"
+
+    def warn(self, text: str) -> None:
+        """Something about the run as it was found that its user should know: to the journal, and at once."""
+        self.journal.say(text)
+        self.tell(text)
 
     def goes_on(self) -> bool:
         return self.signals.requested is None and self.journal.finished() is None
@@ -101,9 +113,6 @@ class Job:
         if not self.learner.finite():
             raise NumericError("weights or optimiser state are not finite; the last good checkpoint was kept")
         exact = all(s is not None for s in snapshots)
-        actors, actor_tensors = checkpoint.encode_tree(
-            {str(i): s for i, s in enumerate(snapshots)} if exact else {}, "actors"
-        )
         score = journal.window.return_mean if journal.window.full else None
         if score is not None:
             journal.best = max(score, -math.inf if journal.best is None else journal.best)
@@ -111,14 +120,29 @@ class Job:
             "learner": numbers,
             "journal": journal.state(),
             "sequences": self.sequences,
-            "actors": actors,
+            "states": {str(i): s for i, s in enumerate(snapshots)} if exact else {},
             "exact": exact,
         }
-        checkpoint.save(
-            self.folder / "checkpoints", journal.env_steps, tensors | actor_tensors, meta,
-            keep=self.config.checkpoint.keep, best=score,
-        )  # fmt: skip
+        place, keep = self.folder / "checkpoints", self.config.checkpoint.keep
+        try:
+            checkpoint.save(place, journal.env_steps, tensors, meta, keep=keep, best=score)
+        except CheckpointError as error:  # nothing was written: it could not be read again
+            if not exact:
+                raise
+            checkpoint.save(
+                place, journal.env_steps, tensors, meta | {"states": {}, "exact": False}, keep=keep, best=score
+            )
+            self._say_inexact(error)
         self._kept_at = journal.env_steps
+
+    def _say_inexact(self, error: CheckpointError) -> None:
+        """Once: the next checkpoint would say the same."""
+        if not self._inexact:
+            self._inexact = True
+            self.journal.say(
+                f"the states of the environments do not fit into a checkpoint ({error}); checkpoints go without, and "
+                "resuming begins new episodes"
+            )
 
     @contextmanager
     def rescuing(self, feed: Any) -> Iterator[None]:
@@ -172,19 +196,28 @@ class Job:
 
 
 def restore(job: Job, saved: checkpoint.Checkpoint) -> None:
-    """Put a fresh job into the state of a checkpoint."""
+    """Put a fresh job into the state of a checkpoint; CheckpointError if this job could not have made it."""
+    numbers = stored.check_numbers(saved, job.config.actors)
+    stored.check_tensors(job.learner, saved)
     try:
         job.learner.load(saved.tensors, saved.meta["learner"])
-    except (RuntimeError, KeyError, ValueError) as error:
-        raise CheckpointError(
-            "the checkpoint holds other networks or optimisers than these settings ask for; resume without changing "
-            "them, or start a new run"
-        ) from error
-    job.journal.load(saved.meta["journal"])
-    job.sequences = list(saved.meta["sequences"])
+        job.journal.load(saved.meta["journal"])
+    except (RuntimeError, KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise CheckpointError(f"checkpoint {saved.path}: {error}; {stored.FOREIGN}") from error
+    job.sequences = list(numbers.sequences)
     job._saved_at = job._kept_at = job.resumed_at = saved.env_steps
-    actors = checkpoint.decode_tree(saved.meta["actors"], saved.tensors)
-    if saved.meta["exact"]:
-        job.snapshots = [actors[str(i)] for i in range(job.config.actors)]
-    else:
+    if not numbers.exact:
         job.journal.say("the environments cannot be restored exactly: new episodes begin")
+        return
+    states, lanes, builds = stored.actor_states(saved), job.config.envs_per_actor, not _queued(job.algorithm)
+    own = job.algorithm.initial_state(job.learner.nets, lanes)
+    for index, sequence in enumerate(job.sequences):
+        try:
+            check_state(states.get(str(index)), job.spec, lanes, own, sequence, builds)
+        except CheckpointError as error:
+            raise CheckpointError(f"checkpoint {saved.path}: actor {index}: {error}; {stored.FOREIGN}") from error
+    job.snapshots = [states[str(index)] for index in range(job.config.actors)]
+
+
+def _queued(algorithm: Algorithm) -> bool:
+    return isinstance(algorithm.plan().table, Queue)

@@ -38,7 +38,11 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
     for order in post.orders():
         if order["op"] == "snapshot":
             state = producer.snapshot(travels=pack_tree)
-            post.send({"op": "snapshot", "state": None if state is None else pack_tree(state), "said": said})
+            try:
+                post.send({"op": "snapshot", "state": None if state is None else pack_tree(state), "said": said})
+            except ValueError as error:  # too large to send, and nothing was
+                producer.complain(error)
+                post.send({"op": "snapshot", "state": None, "said": said})
             said.clear()
             continue
         slot = order["slot"]

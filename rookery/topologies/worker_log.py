@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from pathlib import Path
+
+from rookery.folder import open_regular
 
 LIMIT = 16 << 20  # bytes; above, the middle is cut out
 HEAD = 1 << 20  # bytes that stay of the beginning,
@@ -26,7 +27,7 @@ class WorkerLog:
     def open(self) -> int | None:
         """A descriptor for the next process to append to. A log that cannot be opened does not stop a run."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.parent.mkdir(parents=True, exist_ok=True)
             fd = open_to_append(self.path)
         except OSError:
             return None
@@ -70,10 +71,6 @@ class WorkerLog:
 
 
 def open_to_append(path: Path) -> int:
-    """A regular file, created if missing; OSError for a link or a special file."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(f"{path} is not a regular file")
-    os.set_blocking(fd, True)
-    return fd
+    """A plain file, created if missing; OSError for a link or a special file, or a file that has another name."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    return open_regular(path.parent.parent, f"{path.parent.name}/{path.name}", flags, sole=True)

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from rookery.errors import StorageError, UsageError
+from rookery.errors import CheckpointError, StorageError, UsageError
 from rookery.metrics import plot
 from rookery.metrics.plot import grouped, plot_runs, plot_scaling, read_curve
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_plotted_is_said(tmp_path):
     with pytest.raises(UsageError, match="nothing to plot"):
         plot_runs([young], tmp_path / "a.png")
     (young / "config.json").write_text("[1]")
-    with pytest.raises(UsageError, match=r"config\.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
         plot_runs([young], tmp_path / "a.png")
     with pytest.raises(UsageError, match="no measurements"):
         plot_scaling([], tmp_path / "a.png")
@@ -190,3 +190,49 @@ def test_scaling_shows_the_measurements_beside_the_ideal(tmp_path, figures):
     assert [bar.get_height() for bar in right.patches] == [0, 0, 25]
     assert [text.get_text() for text in right.texts] == ["n/a", "n/a", "25%"]
     assert plot.PALETTE[0] == lines["acting and learning"].get_color()
+
+
+HOSTILE = {
+    "a formula that is none": {"recipe": r"$\frac{$"},
+    "a long name": {"recipe": "x" * 500_000},
+    "control characters": {"env": "\x1b[2J\x07\n"},
+    "no text": {"recipe": {"a": [1]}, "env": None},
+    "huge numbers": {"target_return": 1e308},
+    "a target that is none": {"target_return": [1, 2]},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_strangers_config_says_is_drawn_as_plain_text(tmp_path, figures, name):
+    plot_runs([make_run(tmp_path / "run", **HOSTILE[name])], tmp_path / "a.png")
+    (text,) = labels(figures[-1])
+    assert len(text) < 200 and text.isprintable()
+
+
+def test_numbers_that_no_axis_can_show_are_left_out(tmp_path):
+    run = make_run(tmp_path / "run")
+    records = [
+        (10**400, 1, 1),
+        (5, 10**400, 1),
+        (5, 1, -(10**400)),
+        (1e308, 1e308, 1e308),
+        (-1e99, 5e99, -1e99),
+        (7, 8, 9),
+    ]
+    names = ("env_steps", "wall_s", "return_mean")
+    lines = (json.dumps({"kind": "train"} | dict(zip(names, each))) + "\n" for each in records)
+    (run / "metrics.jsonl").write_text("".join(lines))
+    assert read_curve(run).env_steps.tolist() == [-1e99, 7]
+    plot_runs([run], tmp_path / "a.png")
+
+
+def test_a_picture_for_a_run_folder_is_not_drawn_through_a_link(tmp_path):
+    run, secret = make_run(tmp_path / "run"), tmp_path / "secret.png"
+    secret.write_text("mine")
+    (run / "report").mkdir()
+    (run / "report" / "curve.png").symlink_to(secret)
+    with pytest.raises(StorageError, match=r"curve\.png cannot be written: it is a symbolic link"):
+        plot_runs([run], "report/curve.png", within=run)
+    (run / "report" / "curve.png").unlink()
+    assert plot_runs([run], "report/curve.png", within=run) == run / "report" / "curve.png"
+    assert secret.read_text() == "mine"

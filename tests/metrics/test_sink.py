@@ -68,7 +68,7 @@ def test_a_file_cut_anywhere_is_mended(tmp_path_factory, cut, padding):
 
 
 def test_a_full_device_degrades_to_memory_and_warns_once():
-    with pytest.warns(UserWarning, match=r"/dev/full cannot be written \(No space left") as caught:
+    with pytest.warns(UserWarning, match=r"/dev/full cannot be written \(it is a device") as caught:
         sink = JsonlSink("/dev/full", ring=5)
         for value in range(8):
             sink.write({"value": value})
