@@ -18,6 +18,7 @@ Number = Annotated[float, Meta(ge=-1e9, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Pair = tuple[Number, Number]
 Size = Annotated[int, Meta(ge=1, le=10_000)]
+Delay = Annotated[int, Meta(ge=0, le=10_000)]
 Skip = Annotated[int, Meta(ge=1, le=1_000)]
 Steps = Annotated[int, Meta(ge=-1, le=1_000_000_000)]  # -1 is Gymnasium's "no limit"
 LakeMap = Annotated[list[Annotated[str, Meta(pattern=r"\A[SFHG]{1,64}\Z")]], Meta(min_length=1, max_length=64)]
@@ -33,7 +34,7 @@ LIMIT = {"max_episode_steps": Steps}
 _OURS = {
     "rookery/RepeatPrevious-v0": (
         "rookery.envs.memory",
-        {"k": Size, "symbols": Size, "length": Size, "one_hot": bool},
+        {"k": Delay, "symbols": Size, "length": Size, "one_hot": bool},
     ),
     "rookery/TMaze-v0": ("rookery.envs.memory", {"length": Size}),
     "rookery/CliffWalk-v0": ("rookery.envs.cliffwalk", {"n": Size, "one_hot": bool}),

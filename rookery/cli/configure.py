@@ -20,7 +20,7 @@ from rookery.errors import UsageError
 FIXED = ("recipe", "algorithm", "preset")  # what a run is; not for editing
 EXTRA = {  # flags of the command line that are no fields of a run
     "preset": (str, "take this row of the recipe's table, whatever the environment (`rookery recipes`)"),
-    "trust": (tuple[str, ...], "modules outside Rookery that a stored run may import"),
+    "trust": (tuple[str, ...], "modules that a stored run may import and call, besides those on the list of Rookery"),
 }
 ABOUT = "Short forms: --core for --net.core, --precision for --net.precision; 1e6, 100k and 2M are numbers."
 

@@ -33,7 +33,7 @@ class Eval:
     sample: bool = False  # sample actions, as in training, instead of the likeliest
     epsilon: float = 0.0  # share of actions drawn at random, as papers on Atari evaluate (DQN 0.05, Rainbow 0.001)
     json: bool = False  # print the result as JSON, and nothing else
-    trust: tuple[str, ...] = ()  # modules outside Rookery that the run may import
+    trust: tuple[str, ...] = ()  # modules that the run may import and call, besides those on the list of Rookery
     debug: bool = False  # show tracebacks
 
 
@@ -126,7 +126,7 @@ class Record:
     max_steps: int = 10_000  # an episode is cut after so many steps
     best: bool = False  # the best checkpoint instead of the newest
     sample: bool = False  # sample actions, as in training, instead of the likeliest
-    trust: tuple[str, ...] = ()  # modules outside Rookery that the run may import
+    trust: tuple[str, ...] = ()  # modules that the run may import and call, besides those on the list of Rookery
     debug: bool = False  # show tracebacks
 
 
