@@ -50,11 +50,11 @@ class Policy:
         self.nets.eval()
 
     def check_fits(self, spec: EnvSpec) -> None:
-        """CheckpointError if an environment does not look like the one that was trained in."""
+        """Refuse an environment with other observations or actions than the policy has learnt from."""
         if _looks(spec) != _looks(self.spec):
             raise CheckpointError(
-                f"environment {spec.id} has other observations or actions than spec.json of the run says: "
-                f"{_looks(spec)} instead of {_looks(self.spec)}; use the versions that it was trained with"
+                f"{self.path} does not fit the environment of its config.json, {spec.id}: it was trained on "
+                f"{_outline(self.spec)}, and this one has {_outline(spec)}"
             )
 
     def initial_state(self, lanes: int) -> Tree:
@@ -105,6 +105,14 @@ class Policy:
 def _looks(spec: EnvSpec) -> tuple[Any, ...]:
     """What a network sees of an environment: not how frames were stacked."""
     return {name: (leaf.kind, leaf.shape, leaf.dtype, leaf.n) for name, leaf in spec.obs.items()}, spec.action
+
+
+def _outline(spec: EnvSpec) -> str:
+    """Observations and actions, for a message."""
+    obs = [f"{name} {leaf.kind} {list(leaf.shape)}" + f" of {leaf.n}" * (leaf.n > 0) for name, leaf in spec.obs.items()]
+    action = spec.action
+    size = action.size if action.kind == "box" else list(action.choices)
+    return f"observations {', '.join(sorted(obs))} and {action.kind} actions {size}"
 
 
 def _pick(obs: Any, name: str) -> Any:

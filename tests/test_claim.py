@@ -96,12 +96,12 @@ def test_a_link_or_a_special_file_is_refused_and_what_it_points_to_is_not_touche
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "lock").symlink_to(victim)
-    with pytest.raises(StorageError, match="is a link"), claimed(tmp_path):
+    with pytest.raises(StorageError, match="is a symbolic link"), claimed(tmp_path):
         pass
     assert victim.read_text() == "precious"
     (tmp_path / "lock").unlink()
     os.mkfifo(tmp_path / "lock")
-    with pytest.raises(StorageError, match="not a regular file"), claimed(tmp_path):
+    with pytest.raises(StorageError, match="is a named pipe"), claimed(tmp_path):
         pass
 
 
