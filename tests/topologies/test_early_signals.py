@@ -29,7 +29,7 @@ TINY = ["--env-steps", "64", "--algo.unroll", "8", "--algo.epochs", "1", "--algo
 def signalling(marker: str, where: str, number: int, then: str = "goes on", group: bool = False) -> Counter:
     """An environment that signals the run when it is made, in the probe, in a worker or in the run itself; once."""
     main_module = sys.modules["__main__"].__spec__
-    here = {"rookery.envs.answer": "probe", "rookery.topologies.local_actor": "worker"}
+    here = {"rookery.topologies.answer": "probe", "rookery.topologies.local_actor": "worker"}
     place = here.get(main_module.name if main_module else "", "run")
     if place == where and not Path(marker).exists():
         Path(marker).touch()
