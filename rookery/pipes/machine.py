@@ -1,6 +1,7 @@
 """What the kernel lets this process have: memory, cores, and whether it has killed for want of memory.
 
-Read from /proc and from cgroups of both versions, so that a container's limit counts and not the host's size.
+Read from /proc and from cgroups of both versions, so that a container's limit counts and not the host's size; for
+memory the limits of the process itself (`ulimit -v`, `ulimit -d`) count too.
 Nothing here allocates, waits or decides; where a file is missing (macOS) the answer is "no limit known".
 """
 
@@ -20,8 +21,12 @@ class Machine:
     proc: Path = Path("/proc")
     cgroups: Path = Path("/sys/fs/cgroup")
 
-    def memory(self) -> tuple[int, str]:
-        """Bytes that may still be had, and who says so: the tightest of free memory and every cgroup above us."""
+    def memory(self, shared: bool = False, processes: int = 1) -> tuple[int, str]:
+        """Bytes available, and who says so: the least of free memory, every cgroup above us and our own limits.
+
+        `shared`: for memory that is shared between processes. `processes`: by how many the bytes will be taken, each a
+        part; what limits one process limits that many times as much then.
+        """
         have, source = sys.maxsize, "no limit known"
         available = _field(self.proc / "meminfo", "MemAvailable:")
         if available is not None:
@@ -38,7 +43,21 @@ class Machine:
                 left = max(0, cap - used + (_field(folder / "memory.stat", idle) or 0))
                 if left < have:
                     have, source = left, f"limit of {folder / limit}"
-        return have, source
+        return min([(have, source), *self._own_limits(shared, processes)])
+
+    def _own_limits(self, shared: bool, processes: int) -> list[tuple[int, str]]:
+        """Soft limits of this process, less what counts towards them already."""
+        left = []
+        kinds = [("Max address space", "VmSize:", "ulimit -v, RLIMIT_AS")]
+        if not shared:  # which is not counted as data
+            kinds.append(("Max data size", "VmData:", "ulimit -d, RLIMIT_DATA"))
+        for line in _text(self.proc / "self" / "limits").splitlines():
+            for name, used, words in kinds:
+                soft = line.removeprefix(name).split()[0] if line.startswith(name) else ""
+                if soft.isdigit():
+                    taken = 1024 * (_field(self.proc / "self" / "status", used) or 0)
+                    left.append((processes * max(0, int(soft) - taken), f"limit of the process ({words})"))
+        return left
 
     def cores(self) -> int:
         """Cores we may use: affinity, cut by the CPU quota of every cgroup above us."""

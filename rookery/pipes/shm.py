@@ -77,7 +77,7 @@ class Segment:
         """Get `size` bytes of zeros, once; or say now what is missing instead of dying of SIGBUS later."""
         if size <= 0 or self.size:
             raise ValueError(f"shared memory for {self.name}: cannot become {size} bytes, is {self.size}")
-        have, source = (machine or Machine()).memory()
+        have, source = (machine or Machine()).memory(shared=True)
         if size > have:
             raise _shortage(size, self.name, f"have {amount(have)} ({source})")
         try:

@@ -266,7 +266,7 @@ def make_feed(job: Job, shapes: Shapes) -> Feed:
 def check_room(plan: Replay, shapes: Shapes, spec: EnvSpec, memories: int = 1) -> None:
     """Refuse a memory (or several like it) that would not fit, before it is filled and the machine dies of it."""
     need = memories * ReplayTable.bytes_needed(plan, shapes, spec)
-    have, source = Machine().memory()
+    have, source = Machine().memory(processes=memories)
     if need > SPARE * have:
         capacity = memories * plan.memory.capacity
         fits = int(capacity * SPARE * have / need)

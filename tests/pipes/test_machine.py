@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from rookery.pipes.machine import Machine
@@ -53,6 +56,57 @@ def test_a_v1_limit_is_found_also_where_the_container_hides_our_path(machine):
     write(machine.cgroups / "memory" / "memory.limit_in_bytes", 2 * GIB)
     write(machine.cgroups / "memory" / "memory.usage_in_bytes", 3 * GIB)
     assert machine.memory()[0] == 0  # over the limit is nothing left, not less
+
+
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max data size             {data}           unlimited            bytes
+Max open files            20000                20000                files
+Max address space         {space}            unlimited            bytes"""
+
+
+def limit(machine, data="unlimited", space="unlimited"):
+    write(machine.proc / "meminfo", f"MemAvailable: {64 * 2**20} kB")
+    write(machine.proc / "self" / "limits", LIMITS.format(data=data, space=space))
+    write(machine.proc / "self" / "status", f"Name: x\nVmSize:\t{2 * 2**20} kB\nVmData:\t{2**20} kB")
+
+
+def test_the_limits_of_the_process_count_less_what_it_has_taken(machine):
+    limit(machine)
+    assert machine.memory()[0] == 64 * GIB
+    limit(machine, space=10 * GIB)
+    assert machine.memory() == (8 * GIB, "limit of the process (ulimit -v, RLIMIT_AS)")
+    assert machine.memory(shared=True)[0] == 8 * GIB
+    limit(machine, data=4 * GIB, space=10 * GIB)
+    assert machine.memory() == (3 * GIB, "limit of the process (ulimit -d, RLIMIT_DATA)")
+    assert machine.memory(shared=True)[0] == 8 * GIB, "shared memory is not data"
+    limit(machine, space=GIB)
+    assert machine.memory()[0] == 0
+
+
+def test_a_limit_of_one_process_is_not_one_of_several(machine):
+    limit(machine, space=10 * GIB)
+    assert machine.memory(processes=4)[0] == 32 * GIB
+    write(machine.proc / "meminfo", f"MemAvailable: {16 * 2**20} kB")
+    assert machine.memory(processes=4)[0] == 16 * GIB
+
+
+LIMITED = """
+import resource, sys
+from rookery.errors import StorageError
+from rookery.pipes.machine import Machine
+from rookery.pipes.shm import Segment
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+assert 0 < Machine().memory()[0] < 2**30, Machine().memory()
+try:
+    Segment.create(2**30, "unrolls")
+except StorageError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_shared_memory_beyond_the_limit_of_a_real_process_is_refused_with_its_name():
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=60)
+    assert "need 1.0 GiB" in done.stderr and "RLIMIT_AS" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("version", [1, 2])
