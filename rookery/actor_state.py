@@ -39,8 +39,21 @@ def check_state(snapshot: Any, spec: EnvSpec, lanes: int, state: Tree, sequence:
         _check_array(name, snapshot[name], (lanes,), "int64")
         _need(name, bool((snapshot[name] >= 0).all() and (snapshot[name] < MOST).all()))
     kept = snapshot["builder"].get("states") if builds and isinstance(snapshot["builder"], dict) else None
+    if builds:
+        _check_last_row(snapshot)
     if kept:  # start states of sequences: [lanes, any number, ...]
         _check_tree(kept, {f"state/{path}": leaf for path, leaf in own.items()}, inner=2)
+
+
+def _check_last_row(snapshot: dict[str, Any]) -> None:
+    """Lanes whose last row, as the builder has it, ended an episode are those that are not live."""
+    try:
+        rows = snapshot["builder"]["window"]["rows"]
+        ends = rows["terminated"] | rows["truncated"]
+        holds = not len(ends) or bool((ends[-1] == ~snapshot["live"]).all())
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError("the stored state of an actor does not fit this run: its items") from error
+    _need("live lanes", holds)
 
 
 def _check_tree(given: Any, wanted: Mapping[str, np.ndarray], inner: int = 0) -> None:

@@ -37,7 +37,7 @@ from rookery.ranges import within
 from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
 from rookery.registry import build_algorithm, encode_config
-from rookery.stored import absurd, check_room, check_sizes, read_config
+from rookery.stored import absurd, check_arrays, check_room, check_sizes, read_config
 from rookery.topologies.job import Job, restore
 from rookery.topologies.orphans import guarded
 from rookery.topologies.probe import probe
@@ -186,6 +186,7 @@ def _execute(
             algorithm = build_algorithm(config, spec)
             check_room(algorithm) if saved is None else check_sizes(algorithm, saved)
             learner = Learner(algorithm, config.seed, config.device, config.compile)
+            check_arrays(config, algorithm, learner.nets, spec)
             if not config.threads:
                 threads.fit(algorithm.work(learner.nets))
             folders.store(folder, "spec.json", msgspec.json.encode(spec))

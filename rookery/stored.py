@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 import torch
 from msgspec import Meta, Struct
 from torch import nn
@@ -26,6 +28,7 @@ from rookery.errors import CheckpointError, UsageError
 from rookery.journal import Ledger
 from rookery.learner import Learner
 from rookery.pipes.machine import Machine, amount
+from rookery.producer import handover_shapes
 from rookery.registry import decode_config
 from rookery.types import ActionSpec, EnvSpec, Leaf
 
@@ -33,7 +36,12 @@ Whole = Annotated[int, Meta(ge=0, lt=2**53)]
 LANES = 1 << 20  # environments of a run
 NUMBERS = 1 << 31  # numbers in one observation
 CHOICES = 1 << 20  # of an action, in all
-LAYERS = 64  # of a network
+LAYERS = 64  # of a network, and entries of any list in a config
+LARGEST, LARGEST32 = 1e100, 1e30  # of the numbers that statistics are made of, and networks
+MOST = {  # of numbers in a config that threads, processes or pictures are made by, and of seconds to wait
+    "actors": 1 << 16, "threads": 1024, "net.core_layers": LAYERS, "algo.replay.loaders": 256,
+    "algo.replay.prefetch": 1 << 16, "atari": 1 << 31, "atari.size": 4096, "atari.stack": 256, "supervisor": 1e6,
+}  # fmt: skip
 FOREIGN = "restore it from a copy, or use an earlier checkpoint"
 OTHER = (
     "the checkpoint holds other networks or optimisers than these settings ask for; resume without changing them, or "
@@ -102,8 +110,8 @@ def check_numbers(saved: Checkpoint, actors: int) -> Numbers:
 def _inconsistent(numbers: Numbers, saved: Checkpoint, actors: int) -> str:
     journal, window = numbers.journal, numbers.journal.window
     ledger = Ledger(**msgspec.to_builtins(journal.ledger))
-    if not _finite(saved.meta["journal"]):
-        return "a number of the journal is not finite"
+    if not _sensible(saved.meta["journal"]):
+        return "a number of the journal is not finite, or too large to compute with"
     if not saved.env_steps == journal.env_steps == ledger.collected:
         return (
             f"it counts {journal.env_steps} environment steps, {ledger.collected} of them collected, and the manifest "
@@ -120,12 +128,13 @@ def _inconsistent(numbers: Numbers, saved: Checkpoint, actors: int) -> str:
     return ""
 
 
-def _finite(tree: Any) -> bool:
+def _sensible(tree: Any) -> bool:
+    """Whether the squares of all numbers are finite, and their sums."""
     if isinstance(tree, dict):
-        return all(map(_finite, tree.values()))
+        return all(map(_sensible, tree.values()))
     if isinstance(tree, list | tuple):
-        return all(map(_finite, tree))
-    return not isinstance(tree, float) or math.isfinite(tree)
+        return all(map(_sensible, tree))
+    return not isinstance(tree, float) or abs(tree) < LARGEST
 
 
 def actor_states(saved: Checkpoint) -> dict[str, Any]:
@@ -146,13 +155,24 @@ def absurd(config: RunConfig) -> str:
     """Why a config cannot be meant, or nothing: numbers so large that to build what they ask for would not end."""
     if config.lanes > LANES:
         return f"actors times envs_per_actor is {config.lanes}; it must be at most {LANES}"
-    if len(config.net.hidden) > LAYERS or config.net.core_layers > LAYERS:
-        return f"net.hidden and net.core_layers ask for more than {LAYERS} layers"
-    for field in dataclasses.fields(config.algo):
-        value = getattr(config.algo, field.name)
-        if isinstance(value, tuple) and len(value) > LAYERS:
-            return f"algo.{field.name} has {len(value)} entries; it must have at most {LAYERS}"
+    for path, value in _fields(config, ""):
+        most = MOST.get(path, MOST.get(path.rpartition(".")[0], LARGEST32 if isinstance(value, float) else 2**53))
+        if isinstance(value, tuple):
+            if len(value) > LAYERS:
+                return f"{path} has {len(value)} entries; it must have at most {LAYERS}"
+        elif path != "seed" and not abs(value) <= most:
+            return f"{path} is {value}; it must be at most {most:g}"
     return ""
+
+
+def _fields(record: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Numbers and tuples in a dataclass of dataclasses, by path."""
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _fields(value, f"{prefix}{field.name}.")
+        elif isinstance(value, int | float | tuple):
+            yield prefix + field.name, value
 
 
 def check_sizes(algorithm: Algorithm, saved: Checkpoint, complaint: str = OTHER) -> None:
@@ -177,6 +197,18 @@ def check_room(algorithm: Algorithm) -> None:
         raise UsageError(
             f"these networks need {amount(need)} with their gradients and optimisers, and there are {amount(have)} "
             f"({source}); use smaller ones (--net.hidden, ...)"
+        )
+
+
+def check_arrays(config: RunConfig, algorithm: Algorithm, nets: nn.ModuleDict, spec: EnvSpec) -> None:
+    """The same for what actors fill."""
+    shapes = handover_shapes(spec, algorithm.plan(), config.envs_per_actor, algorithm.initial_state(nets, 1))
+    need = config.actors * sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values())
+    have, source = Machine().memory()
+    if need > have:
+        raise UsageError(
+            f"the unrolls of {config.actors} actors need {amount(need)}, and there are {amount(have)} ({source}); use "
+            "shorter ones, or fewer environments (--envs-per-actor)"
         )
 
 

@@ -85,7 +85,7 @@ def test_what_is_no_name_is_refused_whatever_is_trusted(env, trust):
 @pytest.mark.parametrize(
     "path",
     ["rookery.topologies.probe:probe", "rookery.algorithms.base:Algorithm", "rookery.cli.main:main", "rookery:load",
-     "rookery.envs.answer:answer", "rookery.envs.make:make", "rookery.nets.torso:make_torso"],
+     "rookery.topologies.answer:answer", "rookery.envs.make:make", "rookery.nets.torso:make_torso"],
 )  # fmt: skip
 def test_functions_of_ours_that_call_others_cannot_be_allowed_at_all(field, path):
     error = refused(stored(**{field: path}, env_kwargs={"env": "os:system"} if field == "env" else {}))

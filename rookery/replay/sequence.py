@@ -210,7 +210,8 @@ class SequenceBuilder:
         fill(self._item, state["item"], "numbers of items")
         fill(self._warm, state.get("warm", np.zeros_like(self._warm)), "warm rows")  # older states have none
         due = [self._due(age, False) for age in self._age.tolist()]
-        if self._age.min() < -1 or self._age.max() >= 2**53 or self._item.tolist() != due:
+        least = -(self._burn_in + self._lag + 1)
+        if self._age.min() < least or self._age.max() >= 2**53 or self._item.tolist() != due:
             raise CheckpointError("stored numbers of items do not fit the ages of their episodes: they are not ours")
         self._states = {}
         for path, stored in tree.flatten(state["states"]).items():

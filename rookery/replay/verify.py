@@ -151,6 +151,13 @@ def check_columns(
             _need(path, bool((column >= 0).all() and (column < MOST).all()))
 
 
+def check_ends(live: np.ndarray, ends: np.ndarray) -> None:
+    """Rows [T, B] of an actor: a dead row follows each end, and no other; rows before the first one are empty."""
+    begun = np.logical_or.accumulate(live | ends, axis=0)
+    follows = live[1:] == ~ends[:-1]
+    _need("ends of episodes", bool((follows | ~begun[:-1]).all() and not (ends & ~live).any()))
+
+
 def _numbers(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     found = []
     for key, value in tree.items():

@@ -13,7 +13,7 @@ import numpy as np
 
 from rookery import tree
 from rookery.replay.frames import FrameNumbers, fill, image_leaves
-from rookery.replay.verify import check_columns
+from rookery.replay.verify import check_columns, check_ends
 from rookery.types import DataPlan, EnvSpec, Unroll
 
 Arrays = dict[str, np.ndarray]
@@ -96,6 +96,7 @@ class Window:
             numbers.load(state["frames"][key])
         stored = {path: rows[: self.back] for path, rows in self.rows.items()}
         check_columns(stored, self._spec, frames={key: numbers.next for key, numbers in self.numbers.items()})
+        check_ends(stored["live"], stored["terminated"] | stored["truncated"])
 
 
 def obs_columns(spec: EnvSpec) -> Shapes:
