@@ -19,10 +19,10 @@ from torch import nn
 from rookery import tree
 from rookery.algorithms.base import Algorithm
 from rookery.envs.gate import find_nonfinite, watch
-from rookery.envs.lanes import LaneFault, Lanes
+from rookery.envs.lanes import LaneFault, Lanes, Step
 from rookery.errors import EnvError, NumericError
 from rookery.seeding import seed_of
-from rookery.types import DataPlan, EnvSpec, Episode, Explore, Unroll
+from rookery.types import ActOutput, DataPlan, EnvSpec, Episode, Explore, Unroll
 
 
 @dataclass
@@ -35,6 +35,7 @@ class ActorReport:
     inference_s: float = 0.0
     total_s: float = 0.0
     pending: int = 0  # of all steps so far, those still held back: an item of a replay memory needs what comes next
+    skipped: int = 0  # of these steps and those held back before, rows that are of no item: some behind a fault
 
 
 class Actor:
@@ -44,6 +45,7 @@ class Actor:
         self.seed, self.index = seed, index
         self.first_lane = index * lanes.count
         self.sequence = 0  # number of the next unroll
+        self.attempt = 0  # how often that one was given up
         self._explore = Explore(torch.Generator(), self.first_lane + np.arange(lanes.count))
 
     def reset(self, life: str = "0") -> None:
@@ -55,18 +57,29 @@ class Actor:
         self._length = np.zeros(count, np.int64)
         self._live = np.ones(count, bool)
         self._state = self.algorithm.initial_state(self.nets, count)
+        self._forgive()
         try:
             self._obs = tree.map(np.copy, self.lanes.reset(seeds))
             self._check_finite(self._obs, np.zeros(count, np.float32))
         except LaneFault as fault:
-            raise self._located(fault, fault.lane, 0, 0) from fault
+            raise self._located(fault, 0) from fault
+
+    def _forgive(self) -> None:
+        """No lane has failed, as far as we know."""
+        self.attempt = 0
+        self._failed: list[int] = []  # lanes whose environment has to be recreated
+        self._episodes: list[Episode] = []  # that ended in unrolls which were given up
 
     def unroll(self, out: Unroll, version: int, tick: Callable[[int], None] | None = None) -> ActorReport:
-        """Fill `out` (numpy arrays) with the next T steps. `tick(row)` is called before each vector step."""
+        """Fill `out` (numpy arrays) with the next T steps. `tick(row)` is called before each vector step.
+
+        An EnvError ends it. If that is `mendable`, the other lanes have gone on: `mend`, and take this unroll anew.
+        """
         started = perf_counter()
         plan, act, step, nets = self.plan, self.algorithm.act, self.lanes.step, self.nets
         explore = self._explore
-        explore.rng.manual_seed(seed_of(self.seed, "act", self.index, self.sequence))
+        again = (self.attempt,) if self.attempt else ()  # the same choices would lead into the same fault
+        explore.rng.manual_seed(seed_of(self.seed, "act", self.index, self.sequence, *again))
         state, live, obs_in, finite = self._state, self._live, _rows(out.obs), watch(out.obs, out.reward)
         recurrent = bool(state)
         # Episodes are told in the game's own points where the reward that trains is clipped.
@@ -93,7 +106,8 @@ class Actor:
                     env_s += t2 - t1
                     _write(out, row, action, output, obs, reward, terminated, truncated)
                     if not finite(row):
-                        self._check_finite(tree.map(lambda rows: rows[row + 1], out.obs), out.reward[row])  # noqa: B023
+                        seen = tree.map(lambda rows: rows[row + 1], out.obs)  # noqa: B023
+                        self._check_finite(seen, out.reward[row], (obs, reward, terminated, truncated))
                     if score is not None:
                         score[row] = self.lanes.score
                     if recurrent:
@@ -101,40 +115,105 @@ class Actor:
                         state = output.state if live.all() else _zeroed(output.state, live)
                         live = ~(terminated | truncated)
         except LaneFault as fault:
-            out.action[row] = action
-            self._check_actions(out, row)  # an environment that chokes on what is no number is not the cause
-            raise self._located(fault, fault.lane, row, live_steps(out, row), rows_of=out) from fault
+            raise self._give_up(fault, out, row, output, score) from fault
         self._state = tree.map(torch.clone, state)
         self._obs = tree.map(lambda rows: rows[-1].copy(), out.obs)
         report = self._finish(out, out.reward if score is None else score)
         report.env_s, report.inference_s, report.total_s = env_s, inference_s, perf_counter() - started
         self.sequence += 1
+        self.attempt = 0
         return report
 
     def _finish(self, out: Unroll, points: np.ndarray) -> ActorReport:
         ends = out.terminated | out.truncated
         np.logical_not(ends[:-1], out=out.live[1:])
         self._check_actions(out, self.plan.unroll - 1)
-        report = ActorReport(live_steps(out, self.plan.unroll))
+        episodes = self._episodes + self._told(ends, out.live, points)
+        self._episodes = []
+        return ActorReport(live_steps(out, self.plan.unroll), episodes)
+
+    def _told(self, ends: np.ndarray, live: np.ndarray, points: np.ndarray) -> list[Episode]:
+        """The episodes that end in these rows [R, B]; those still open at their end go on."""
+        episodes = []
         total = self._total + np.cumsum(points, axis=0, dtype=np.float64)
-        length = self._length + np.cumsum(out.live, axis=0)
+        length = self._length + np.cumsum(live, axis=0)
         for lane in range(self.lanes.count):
             spent, walked = 0.0, 0
             for row in np.flatnonzero(ends[:, lane]):
-                report.episodes.append(
+                episodes.append(
                     Episode(self.first_lane + lane, float(total[row, lane] - spent), int(length[row, lane] - walked))
                 )
                 spent, walked = total[row, lane], length[row, lane]
                 self._episode[lane] += 1
             self._total[lane], self._length[lane] = total[-1, lane] - spent, length[-1, lane] - walked
         self._live = ~ends[-1]
-        return report
+        return episodes
 
-    def _check_finite(self, obs: dict[str, np.ndarray], reward: np.ndarray) -> None:
-        """LaneFault if what one step has brought, [B, ...], is not finite."""
-        bad = find_nonfinite(tree.map(lambda now: now[None], obs), reward[None])
-        if bad is not None:
-            raise LaneFault(bad[1], f"returned {bad[2]}", reason="nonfinite")
+    # A lane that fails: the others take the step to its end, and go on from there once it is mended.
+
+    def _give_up(
+        self, fault: LaneFault, out: Unroll, row: int, output: ActOutput, score: np.ndarray | None
+    ) -> EnvError:
+        """What a fault in `row` of the unroll amounts to; whoever can goes on behind that row."""
+        out.action[row] = np.asarray(output.action)
+        self._check_actions(out, row)  # an environment that chokes on what is no number is not the cause
+        error = self._located(fault, row, out)
+        if fault.row is None or not self.lanes.mendable:
+            return error
+        _write(out, row, out.action[row], output, *fault.row)
+        if score is not None:
+            score[row] = self.lanes.score
+        error.steps, error.mendable = self._leave(out, row, out.reward if score is None else score, fault), True
+        self._obs = tree.map(lambda rows: rows[row + 1].copy(), out.obs)
+        self._state = tree.map(torch.clone, _zeroed(output.state, out.live[row]))
+        self.attempt += 1
+        return error
+
+    def _leave(self, out: Unroll, row: int, points: np.ndarray, fault: LaneFault) -> int:
+        """Count the rows up to this one for the episodes that they are of; how many steps were taken in them."""
+        self._failed = failed = [each.lane for each in (fault, *fault.others)]
+        for column in (out.terminated, out.truncated, points):
+            column[row, failed] = 0
+        ends = (out.terminated | out.truncated)[: row + 1]
+        np.logical_not(ends[:-1], out=out.live[1 : row + 1])
+        out.live[row, failed] = False  # a step that fails is not one
+        self._episodes += self._told(ends, out.live[: row + 1], points[: row + 1])
+        self._episode[failed] = self._total[failed] = self._length[failed] = 0
+        return int(np.count_nonzero(out.live[: row + 1]))
+
+    @property
+    def broken(self) -> bool:
+        """Whether an environment has to be recreated before the next unroll."""
+        return bool(self._failed)
+
+    def mend(self, life: str) -> None:
+        """Recreate the environments that failed, with new episodes; `life` names these, as that of `reset`."""
+        while self._failed:
+            lane = self._failed[0]
+            try:
+                obs = self.lanes.rebuild(lane, seed_of(self.seed, "env", self.first_lane + lane, life) % 2**31)
+                if bad := _nonfinite(lane, obs, np.zeros(self.lanes.count, np.float32)):
+                    raise bad
+            except LaneFault as fault:
+                self.attempt += 1
+                error = self._located(fault, 0)
+                error.mendable = True
+                raise error from fault
+            tree.map(lambda now, new: np.copyto(now[lane], new[lane]), self._obs, obs)  # noqa: B023
+            del self._failed[0]
+
+    @property
+    def age(self) -> np.ndarray:
+        """[B] rows of each lane's episode before its next row; -1: that row will be a dead one."""
+        return np.where(self._live, self._length, -1)
+
+    def _check_finite(self, obs: dict[str, np.ndarray], reward: np.ndarray, step: Step | None = None) -> None:
+        """LaneFault if what one step has brought, [B, ...], is not finite; `step` is that, as the lanes returned it."""
+        if find_nonfinite(tree.map(lambda now: now[None], obs), reward[None]) is None:
+            return
+        first, *others = filter(None, (_nonfinite(lane, obs, reward) for lane in range(self.lanes.count)))
+        first.others, first.row = others, step
+        raise first
 
     def _check_actions(self, out: Unroll, row: int) -> None:
         """NumericError if up to this row the policy chose what is no number. All it has seen was finite."""
@@ -148,8 +227,9 @@ class Actor:
             "kept. Lower the step sizes, or scale the rewards"
         )
 
-    def _located(self, fault: LaneFault, lane: int, row: int, steps: int, rows_of: Unroll | None = None) -> EnvError:
+    def _located(self, fault: LaneFault, row: int, rows_of: Unroll | None = None) -> EnvError:
         """The fault with its address: environment, lane, episode, step."""
+        lane, more = fault.lane, len(fault.others)
         episode, step = int(self._episode[lane]), int(self._length[lane]) + row - (not self._live[lane])
         if rows_of is not None:
             ends = np.flatnonzero((rows_of.terminated | rows_of.truncated)[:row, lane])
@@ -157,11 +237,11 @@ class Actor:
                 episode, step = episode + len(ends), row - int(ends[-1]) - 2
         error = EnvError(
             f"environment {self.lanes.spec.id} {fault.what} (actor {self.index}, lane {self.first_lane + lane}, "
-            f"episode {episode}, step {max(step, 0)})"
+            f"episode {episode}, step {max(step, 0)}{f'; in this step {more} more lanes failed' if more else ''})"
             + (f": {type(fault.cause).__name__}: {fault.cause}" if fault.cause is not None else ""),
             reason=fault.reason,
         )
-        error.steps = steps
+        error.steps = 0 if rows_of is None else live_steps(rows_of, row)
         return error
 
     # What a checkpoint needs to go on exactly; None where the environments cannot be restored.
@@ -177,6 +257,7 @@ class Actor:
         }  # fmt: skip
 
     def restore(self, snapshot: dict[str, Any]) -> None:
+        self._forgive()
         self.lanes.set_state(snapshot["env"])
         self._obs, self.sequence = snapshot["obs"], int(snapshot["sequence"])
         self._state = tree.map(lambda x: torch.from_numpy(np.array(x)), snapshot["state"])
@@ -196,6 +277,12 @@ def _write(
         rows[row + 1] = obs[name]
     for name, value in output.extras.items():
         out.extras[name][row] = value.numpy()
+
+
+def _nonfinite(lane: int, obs: dict[str, np.ndarray], reward: np.ndarray) -> LaneFault | None:
+    """What is not finite of one lane's observation and reward, [B, ...]."""
+    bad = find_nonfinite(tree.map(lambda now: now[None, lane : lane + 1], obs), reward[None, lane : lane + 1])
+    return None if bad is None else LaneFault(lane, f"returned {bad[2]}", reason="nonfinite")
 
 
 def _rows(obs: dict[str, np.ndarray]) -> list[dict[str, torch.Tensor]]:

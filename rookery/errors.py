@@ -30,6 +30,7 @@ class EnvError(RookeryError):
         super().__init__(message)
         self.reason = reason  # the ledger's word for the steps that are lost with it
         self.steps = 0  # how many those are, where the one who raises it knows
+        self.mendable = False  # whether single environments failed that can be recreated while the others go on
 
 
 class LearnerError(RookeryError):

@@ -94,6 +94,7 @@ class Journal:
     def collected(self, report: ActorReport) -> None:
         self.env_steps += report.steps
         self.ledger.collected += report.steps
+        self.ledger.drop(report.skipped, "cut")
         for episode in report.episodes:
             self.episodes += 1
             self.window.add(episode.total, episode.length)

@@ -18,7 +18,7 @@ from rookery.actor import Actor, ActorReport, as_unroll, empty_unroll, unroll_sh
 from rookery.algorithms.base import Algorithm
 from rookery.codec import encode_tree
 from rookery.envs.lanes import Lanes
-from rookery.errors import CheckpointError
+from rookery.errors import CheckpointError, EnvError
 from rookery.pipes.channel import MAX_BYTES
 from rookery.replay.builder import make_builder, parcel_shapes
 from rookery.types import DataPlan, EnvSpec, Queue
@@ -34,7 +34,13 @@ def _warn(message: str) -> None:
 
 
 class Producer:
-    """`say` takes what the user should know and what does not stop the run."""
+    """`say` takes what the user should know and what does not stop the run.
+
+    `recover` is told of environments that failed and can be recreated alone: it counts what is lost and waits, or
+    raises the error where there were too many. Without it the first failure ends `fill`.
+    """
+
+    recover: Callable[[EnvError], None] | None = None
 
     def __init__(
         self, algorithm: Algorithm, nets: nn.ModuleDict, lanes: Lanes, seed: int, index: int = 0,
@@ -49,8 +55,12 @@ class Producer:
             self._builder = make_builder(lanes.spec, self.plan, lanes.count, algorithm.start_priorities)
 
     def begin(self, sequence: int, life: str, snapshot: dict[str, Any] | None = None) -> None:
-        """Start with unroll number `sequence`: where a snapshot ended, or with new episodes in a life of that name."""
+        """Start with unroll number `sequence`: where a snapshot ended, or with new episodes in a life of that name.
+
+        A life is named "sequence.incarnation".
+        """
         self.actor.sequence = sequence
+        self._incarnation = life.rpartition(".")[2]
         if snapshot is not None:
             self._restore(snapshot)
             return
@@ -78,13 +88,34 @@ class Producer:
             )
 
     def fill(self, arrays: Arrays, version: int, tick: Callable[[int], None] | None = None) -> ActorReport:
-        """Take the next unroll and fill the arrays with what comes of it. `tick(row)` is called before each step."""
+        """Take the next unroll and fill the arrays with what comes of it. `tick(row)` is called before each step.
+
+        If an environment fails on the way, it is recreated and the unroll taken anew, from where the others are.
+        """
+        while True:
+            try:
+                if self.actor.broken:
+                    self._mend()
+                return self._fill(arrays, version, tick)
+            except EnvError as error:
+                if not error.mendable or self.recover is None:
+                    raise
+                self.recover(error)
+
+    def _mend(self) -> None:
+        actor = self.actor
+        # Not the lives before this one: a resumed run meets the same fault with the same seeds.
+        actor.mend(f"{actor.sequence}.{self._incarnation}.{actor.attempt}")
+        if self._builder is not None:
+            self._builder.cut(actor.age)
+
+    def _fill(self, arrays: Arrays, version: int, tick: Callable[[int], None] | None) -> ActorReport:
         if self._builder is None:
             return self.actor.unroll(as_unroll(arrays), version, tick)
         report = self.actor.unroll(self._scratch, version, tick)
         started = perf_counter()
         self._builder.build(self._scratch, arrays)
-        report.pending = int(self._builder.pending)
+        report.pending, report.skipped = int(self._builder.pending), self._builder.skipped
         report.total_s += perf_counter() - started
         return report
 

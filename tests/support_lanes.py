@@ -62,6 +62,7 @@ class ScriptedLanes(Lanes):
     """Next-step reset by the book. Returned arrays are overwritten by the next call, as the contract allows.
 
     faults: (lane, episode, step) -> "raise" | "nan_obs" | "inf_obs" | "nan_reward"; step RESET is the episode's reset.
+    mendable: a lane that fails may be recreated; its episodes are numbered from 100 on then, from 200 on after that.
     """
 
     def __init__(
@@ -74,7 +75,10 @@ class ScriptedLanes(Lanes):
         scored: bool = False,
         restorable: bool = True,
         offset: float = 0.0,
+        mendable: bool = False,
     ):
+        self.mendable = mendable
+        self.rebuilt: list[tuple[int, int]] = []  # lane and seed
         self.spec = EnvSpec("scripted", {"obs": Leaf((3,), "float32", "vector")}, action)
         self.count, self.lengths, self.ends, self.faults = count, lengths, ends, faults or {}
         self.restorable, self.offset = restorable, offset
@@ -101,14 +105,19 @@ class ScriptedLanes(Lanes):
         reward = reward_of(self._obs, action)
         terminated, truncated = np.zeros(self.count, bool), np.zeros(self.count, bool)
         bad: list[tuple[int, float]] = []
+        failed: list[LaneFault] = []
         for lane in range(self.count):
             if self.over[lane]:
-                bad += self._begin(lane)
+                try:
+                    bad += self._begin(lane)
+                except LaneFault as fault:
+                    failed += self._failing(fault)
                 reward[lane] = 0.0
                 continue
             fault = self.faults.get((lane, int(self.episode[lane]), int(self.t[lane])))
             if fault == "raise":
-                raise LaneFault(lane, "raised in step", RuntimeError("on purpose"))
+                failed += self._failing(LaneFault(lane, "raised in step", RuntimeError("on purpose")))
+                continue
             if fault in ("nan_obs", "inf_obs"):
                 bad.append((lane, np.nan if fault == "nan_obs" else np.inf))
             self.taken += 1
@@ -119,7 +128,8 @@ class ScriptedLanes(Lanes):
                 kinds = self.ends[lane % len(self.ends)]
                 terminated[lane], truncated[lane] = ENDS[kinds[self.episode[lane] % len(kinds)]]
                 self.over[lane] = True
-                self.finished.append((lane, float(self.total[lane]), int(self.t[lane])))
+                if fault is None:
+                    self.finished.append((lane, float(self.total[lane]), int(self.t[lane])))
             if fault == "nan_reward":
                 reward[lane] = np.nan
         if self.score is not None:
@@ -128,7 +138,22 @@ class ScriptedLanes(Lanes):
         for lane, value in bad:
             shown[lane, 1] = value
         self._reward[:] = reward  # the same memory each time
+        if failed:
+            failed[0].others, failed[0].row = failed[1:], ({"obs": shown}, self._reward, terminated, truncated)
+            raise failed[0]
         return {"obs": shown}, self._reward, terminated, truncated
+
+    def _failing(self, fault: LaneFault) -> list[LaneFault]:
+        if not self.mendable:
+            raise fault
+        return [fault]
+
+    def rebuild(self, lane: int, seed: int) -> dict[str, np.ndarray]:
+        self.rebuilt.append((lane, seed))
+        self.episode[lane] = 100 * (self.episode[lane] // 100 + 1) - 1
+        if bad := self._begin(lane):
+            self._obs[lane, 1] = bad[0][1]
+        return {"obs": self._shown()}
 
     def _cycle(self, lane: int) -> int:
         return len(self.lengths[lane % len(self.lengths)])

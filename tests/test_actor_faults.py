@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -175,3 +176,99 @@ def test_a_bad_observation_of_the_first_reset_is_found_before_anybody_acts():
     with pytest.raises(EnvError, match=r"returned an observation of nan \(actor 0, lane 1, episode 0, step 0\)"):
         build(lambda: lanes)
     assert not lanes.actions
+
+
+# Lanes that are recreated while the others go on
+
+
+def fails_at(fault: str, *places: tuple[int, int, int], net: NetConfig = NetConfig(hidden=(8,)), **more):  # noqa: B008
+    """An actor on lanes that can be recreated, up to its first failure, and the error."""
+    lanes = ScriptedLanes(faults=dict.fromkeys(places, fault), mendable=True, **more)
+    rig = build(lambda: lanes, config=dataclasses.replace(SMALL, chunk=1), net=net)
+    actor, out, reports = rig.actors[0], rig.buffers[0], []
+    with pytest.raises(EnvError) as caught:
+        for _ in range(8):
+            reports.append(actor.unroll(out, 0))
+    assert caught.value.mendable and actor.broken
+    return rig, caught.value, reports
+
+
+def told(reports) -> list[tuple[int, float, int]]:
+    return sorted((each.lane, each.total, each.length) for report in reports for each in report.episodes)
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan_obs", "nan_reward"])
+@pytest.mark.parametrize("lane", range(B))
+def test_the_others_go_on_where_they_are_and_nothing_of_their_episodes_is_lost(lane, fault):
+    """Wherever it strikes: rows, live rows, episode returns and lengths, and the steps that are lost."""
+    script_rows = columns(6 * T)
+    others = [each for each in range(B) if each != lane]
+    for at, episode, step, row in addresses(T + 2):
+        if at != lane or (step == RESET and fault == "nan_reward"):
+            continue
+        rig, error, reports = fails_at(fault, (lane, episode, step))
+        actor, out = rig.actors[0], rig.buffers[0]
+        begun = row // T * T
+        own = int(script_rows[row, lane, 2])
+        assert error.steps == script_rows[begun : row + 1, :, 2].sum() - own, (row, error.steps)
+        actor.mend("a life")
+        assert actor.sequence == row // T and not actor.broken
+        assert (actor.age >= 0).tolist() == [x == lane or bool(script_rows[row + 1, x, 2]) for x in range(B)]
+        for unroll in range(3):
+            reports.append(actor.unroll(out, 0))
+            rows = script_rows[row + 1 + unroll * T : row + 1 + (unroll + 1) * T]
+            np.testing.assert_array_equal(out.obs["obs"][:-1, others, 1:], rows[:, others, :2])
+            np.testing.assert_array_equal(out.live[:, others], rows[:, others, 2])
+            if unroll == 0:
+                assert out.live[0, lane] and out.obs["obs"][0, lane].tolist() == [lane, 100, 0]
+        assert told(reports) == sorted(actor.lanes.finished), "not the episode that failed, and all others whole"
+
+
+@pytest.mark.parametrize("row", range(T))
+def test_recurrent_states_go_on_and_that_of_the_new_lane_is_zero(row):
+    """A twin that does not fail takes the same actions up to there, and has the states of every row."""
+    net, lane = GRU, 2  # one long episode
+    twin = build(ScriptedLanes, config=dataclasses.replace(SMALL, chunk=1), net=net)
+    twin.actors[0].unroll(twin.buffers[0], 0)
+    whole = [twin.buffers[0].state0["h"].copy(), twin.actors[0]._state["h"].numpy().copy()[None]]
+    rig, _, _ = fails_at("raise", (lane, 0, row), net=net)
+    wanted = np.concatenate(whole)[row + 1]
+    wanted[lane] = 0.0
+    rig.actors[0].mend("a life")
+    rig.actors[0].unroll(rig.buffers[0], 0)
+    np.testing.assert_array_equal(rig.buffers[0].state0["h"][0], wanted)
+    assert wanted.any()
+
+
+def test_several_lanes_may_fail_in_one_step():
+    rig, error, _ = fails_at("raise", (0, 0, 2), (2, 0, 2))
+    assert "lane 0, episode 0, step 2; in this step 1 more lanes failed" in str(error)
+    actor = rig.actors[0]
+    actor.mend("a life")
+    assert [lane for lane, _ in actor.lanes.rebuilt] == [0, 2] and len({seed for _, seed in actor.lanes.rebuilt}) == 2
+    actor.unroll(rig.buffers[0], 0)
+    assert rig.buffers[0].obs["obs"][0, :, 1].tolist() == [100, 0, 100, 1]
+
+
+def test_one_that_cannot_be_recreated_is_located_and_tried_again_with_another_seed():
+    rig, _, _ = fails_at("raise", (1, 0, 2), (1, 100, RESET))
+    actor = rig.actors[0]
+    with pytest.raises(EnvError, match=r"raised in reset \(actor 0, lane 1, episode 0, step 0\)") as caught:
+        actor.mend("one")
+    assert caught.value.mendable and caught.value.steps == 0 and actor.broken and actor.attempt == 2
+    actor.lanes.faults[1, 200, RESET] = "nan_obs"
+    with pytest.raises(EnvError, match=r"returned an observation of nan \(actor 0, lane 1, episode 0, step 0\)"):
+        actor.mend("two")
+    actor.mend("three")
+    actor.unroll(rig.buffers[0], 0)
+    assert rig.buffers[0].obs["obs"][0, 1].tolist() == [1, 300, 0]
+    assert len({seed for _, seed in actor.lanes.rebuilt}) == 3 and actor.attempt == 0
+
+
+def test_an_unroll_that_is_taken_anew_takes_other_actions():
+    rig, _, _ = fails_at("raise", (2, 0, 5))
+    actor = rig.actors[0]
+    first = np.array(actor.lanes.actions[:5])
+    actor.mend("a life")
+    actor.unroll(rig.buffers[0], 0)
+    assert not np.array_equal(first, rig.buffers[0].action[:5])

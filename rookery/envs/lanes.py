@@ -3,15 +3,17 @@
 Next-step reset (Gymnasium's NEXT_STEP): the row that ends an episode returns its final observation; the next step
 ignores that lane's action, resets it, and returns the reset observation with reward 0 and both flags False.
 
-`SyncLanes` drives single environments in a loop of its own: quicker than gymnasium's SyncVectorEnv, and it knows which
-lane failed. Environments that step as a batch are adapted in `vector.py`. Not here: the finite check (`gate.py`, by
-the actor), processes, and the episode and step numbers of a fault, which the caller knows.
+`SyncLanes` drives single environments in a loop of its own: quicker than gymnasium's SyncVectorEnv, it knows which
+lane failed, and can recreate that one alone. Environments that step as a batch are adapted in `vector.py`. Not here:
+the finite check (`gate.py`, by the actor), processes, and the episode and step numbers of a fault, which the caller
+knows.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import gymnasium
@@ -19,7 +21,7 @@ import numpy as np
 
 from rookery.envs.snapshot import env_state, restore_env
 from rookery.envs.spaces import Actions, Mismatch, Observations
-from rookery.errors import UsageError
+from rookery.errors import EnvError, UsageError
 from rookery.types import EnvSpec
 
 Step = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray]  # obs, reward, terminated, truncated
@@ -34,6 +36,8 @@ class LaneFault(Exception):
         self.what = what  # reads on after the environment's name: "raised in step", "returned ..."
         self.cause = cause
         self.reason = reason  # env_raised | bad_shape | nonfinite: the ledger's word for the steps lost with it
+        self.others: list[LaneFault] = []  # of further lanes, in the same step
+        self.row: Step | None = None  # what that step brought the lanes that did not fail; None: it was not finished
 
 
 class Lanes(ABC):
@@ -42,6 +46,7 @@ class Lanes(ABC):
     spec: EnvSpec
     count: int
     score: np.ndarray | None = None  # [B] reward of the last step before clipping; None where nothing is clipped
+    mendable: bool = False  # whether `rebuild` is possible: a lane that fails costs the others nothing
 
     @abstractmethod
     def reset(self, seeds: Sequence[int]) -> dict[str, np.ndarray]:
@@ -50,6 +55,10 @@ class Lanes(ABC):
     @abstractmethod
     def step(self, action: np.ndarray) -> Step:
         """Take actions [B, ...] in Rookery's form; observations, reward float32, terminated and truncated bool."""
+
+    def rebuild(self, lane: int, seed: int) -> dict[str, np.ndarray]:
+        """Recreate the environment of one lane, which has failed, and start an episode in it; observations [B, ...]."""
+        raise NotImplementedError(f"{self.spec.id}: its lanes are one object")
 
     @abstractmethod
     def close(self) -> None: ...
@@ -63,15 +72,17 @@ class Lanes(ABC):
 
 
 class SyncLanes(Lanes):
-    """Single environments, one after the other."""
+    """Single environments, one after the other. With `build`, which makes that of a lane, one can be made again."""
 
-    def __init__(self, env_id: str, envs: Sequence[gymnasium.Env]):
-        self.envs = list(envs)
+    def __init__(self, env_id: str, envs: Sequence[gymnasium.Env], build: Callable[[int], gymnasium.Env] | None = None):
+        self.envs: list[gymnasium.Env | None] = list(envs)  # None: one that could not be made again
+        self._build, self.mendable = build, build is not None
         self.count = len(self.envs)
         first = self.envs[0]
         for lane, env in enumerate(self.envs):
             if env.observation_space != first.observation_space or env.action_space != first.action_space:
                 raise UsageError(f"{env_id}: the spaces of lane {lane} are not those of lane 0; lanes must be alike")
+        self._spaces = first.observation_space, first.action_space
         self._observations = Observations(first.observation_space, env_id)
         self._actions = Actions(first.action_space, env_id)
         self.spec = EnvSpec(env_id, self._observations.leaves, self._actions.spec)
@@ -88,13 +99,23 @@ class SyncLanes(Lanes):
         return self._obs
 
     def step(self, action: np.ndarray) -> Step:
-        ended, write, obs_out = self._ended, self._observations.write, self._obs
-        reward_out, terminated_out, truncated_out = self._reward, self._terminated, self._truncated
         assert len(action) == self.count, (len(action), self.count)
         actions = self._actions.batch(action)
-        lane = 0
         try:
-            for lane, env in enumerate(self.envs):
+            self._step(actions, 0)
+        except LaneFault as fault:
+            if self.mendable:
+                self._finish(actions, fault)
+            raise
+        return self._obs, self._reward, self._terminated, self._truncated
+
+    def _step(self, actions: Any, first: int) -> None:
+        """Step the lanes from `first` on; the first that fails ends it."""
+        ended, write, obs_out = self._ended, self._observations.write, self._obs
+        reward_out, terminated_out, truncated_out = self._reward, self._terminated, self._truncated
+        lane = first
+        try:
+            for lane, env in enumerate(self.envs[first:] if first else self.envs, first):
                 if ended[lane]:
                     self._reset(lane, None)
                     continue
@@ -113,7 +134,36 @@ class SyncLanes(Lanes):
             raise
         except (Exception, SystemExit) as error:
             raise LaneFault(lane, "raised in step", error) from error
-        return obs_out, reward_out, terminated_out, truncated_out
+
+    def _finish(self, actions: Any, fault: LaneFault) -> None:
+        """Step the lanes behind one that failed; the fault is told what the step has brought."""
+        last = fault
+        while last is not None:
+            try:
+                self._step(actions, last.lane + 1)
+                last = None
+            except LaneFault as other:
+                fault.others.append(other)
+                last = other
+        fault.row = (self._obs, self._reward, self._terminated, self._truncated)
+
+    def rebuild(self, lane: int, seed: int) -> dict[str, np.ndarray]:
+        assert self._build is not None
+        old, self.envs[lane] = self.envs[lane], None
+        if old is not None:
+            with suppress(Exception, SystemExit):  # it has failed already, and may do so again
+                old.close()
+        try:
+            env = self.envs[lane] = self._build(lane)
+        except UsageError:  # what it needs is not there any more: to try again would not help
+            raise
+        except (Exception, SystemExit) as error:
+            cause = error.__cause__ if isinstance(error, EnvError) else error
+            raise LaneFault(lane, "raised when it was made", cause) from error
+        if (env.observation_space, env.action_space) != self._spaces:
+            raise LaneFault(lane, "has other spaces than the one before it", reason="bad_shape")
+        self._reset(lane, seed)
+        return self._obs
 
     def _reset(self, lane: int, seed: int | None) -> None:
         """The seed is given once; later episodes go on with the environment's own generator."""
@@ -133,7 +183,8 @@ class SyncLanes(Lanes):
 
     def close(self) -> None:
         for env in self.envs:
-            env.close()
+            if env is not None:
+                env.close()
 
     def get_state(self) -> dict[str, Any] | None:
         states = [env_state(env) for env in self.envs]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rookery.envs.lanes import Lanes, Step
+from rookery.envs.lanes import LaneFault, Lanes, Step
 from rookery.errors import UsageError
 from rookery.types import ActionSpec, EnvSpec, Leaf
 
@@ -87,12 +87,29 @@ class LastLanes(Lanes):
         return obs | self._last.leaves()
 
     def step(self, action: np.ndarray) -> Step:
-        obs, reward, terminated, truncated = self.inner.step(action)
+        try:
+            return self._shown(action, *self.inner.step(action))
+        except LaneFault as fault:
+            if fault.row is not None:
+                fault.row = self._shown(action, *fault.row)
+            raise
+
+    def _shown(self, action: np.ndarray, obs: Any, reward: Any, terminated: np.ndarray, truncated: np.ndarray) -> Step:
         self._last.write(action, reward)
         if self._ended.any():  # these have just been reset: the action was not taken, and an episode begins
             self._last.forget(self._ended)
         self._ended = terminated | truncated
         return obs | self._last.leaves(), reward, terminated, truncated
+
+    @property
+    def mendable(self) -> bool:
+        return self.inner.mendable
+
+    def rebuild(self, lane: int, seed: int) -> dict[str, np.ndarray]:
+        obs = self.inner.rebuild(lane, seed)
+        self._last.forget(slice(lane, lane + 1))
+        self._ended[lane] = False
+        return obs | self._last.leaves()
 
     def close(self) -> None:
         self.inner.close()

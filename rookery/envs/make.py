@@ -12,6 +12,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import gymnasium
@@ -53,7 +54,8 @@ def _make(config: Config, lanes: int, training: bool, threads: int) -> Lanes:
         return _from_factory(env_id, factory, kwargs, lanes)
     if dmc.is_dmc(env_id):
         with _building(env_id, kwargs):
-            return SyncLanes(env_id, _several(lambda: dmc.make_env(env_id, **kwargs), lanes))
+            build = partial(dmc.make_env, env_id, **kwargs)
+            return SyncLanes(env_id, _several(build, lanes), _again(env_id, kwargs, build))
     spec = None if atari.is_atari(env_id) else _registered(env_id)
     if spec is None or _is_ale(spec):
         _no_kwargs(env_id, kwargs)
@@ -64,7 +66,8 @@ def _make(config: Config, lanes: int, training: bool, threads: int) -> Lanes:
         if env is not None:
             return adapt(env, env_id)
         lean = _lean(spec)
-        return SyncLanes(env_id, _several(lambda: gymnasium.make(lean, disable_env_checker=True, **kwargs), lanes))
+        build = partial(gymnasium.make, lean, disable_env_checker=True, **kwargs)
+        return SyncLanes(env_id, _several(build, lanes), _again(env_id, kwargs, build))
 
 
 def make_single(config: Config, render_mode: str | None = None) -> gymnasium.Env:
@@ -118,16 +121,26 @@ def _from_factory(env_id: str, factory: Callable[..., Any], kwargs: dict[str, An
     except (TypeError, ValueError):
         vector = False
     with _building(env_id, kwargs):
-        envs = [factory(num_envs=lanes, **kwargs)] if vector else _several(lambda: factory(**kwargs), lanes)
+        envs = [factory(num_envs=lanes, **kwargs)] if vector else _several(partial(factory, **kwargs), lanes)
     wanted = VectorEnv if vector else gymnasium.Env
     if not isinstance(envs[0], wanted):
         takes = "takes num_envs and should return" if vector else "should return"
         raise UsageError(f"{env_id} returned a {type(envs[0]).__name__}; it {takes} a gymnasium.{wanted.__name__}")
     if not vector:
-        return SyncLanes(env_id, envs)
+        return SyncLanes(env_id, envs, _again(env_id, kwargs, partial(factory, **kwargs)))
     if envs[0].num_envs != lanes:
         raise UsageError(f"{env_id} returned {envs[0].num_envs} environments for num_envs={lanes}")
     return adapt(envs[0], env_id)
+
+
+def _again(env_id: str, kwargs: dict[str, Any], build: Callable[[], gymnasium.Env]) -> Callable[[int], gymnasium.Env]:
+    """Makes the environment of one lane anew."""
+
+    def build_lane(lane: int) -> gymnasium.Env:
+        with _building(env_id, kwargs):
+            return build()
+
+    return build_lane
 
 
 def _several(build: Callable[[], gymnasium.Env], count: int) -> list[gymnasium.Env]:

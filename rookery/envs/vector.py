@@ -23,7 +23,7 @@ from rookery.types import EnvSpec
 def adapt(env: VectorEnv, env_id: str) -> Lanes:
     """The right Lanes for a vector environment, or UsageError with the way out."""
     if type(env) is SyncVectorEnv:
-        return SyncLanes(env_id, env.envs)
+        return SyncLanes(env_id, env.envs, lambda lane: env.env_fns[lane]())
     mode = reset_mode(env)
     if mode is AutoresetMode.NEXT_STEP:
         return VectorLanes(env_id, env)

@@ -94,6 +94,7 @@ class Applier:
     def __init__(self, job: Job):
         self.job, self.limits = job, job.config.gradients
         self.held = [0] * job.config.actors  # steps in each worker's memory that were not trained on yet
+        self._pending = [0] * job.config.actors  # steps that it holds back besides, until an item is whole
         self._evicted = [0] * job.config.actors  # as each worker counts, in its present life
         self._loss = self._spread = 0.0  # moving mean and mean deviation of the loss
         self._seen = 0
@@ -105,14 +106,15 @@ class Applier:
 
     @property
     def in_flight(self) -> int:
-        return sum(self.held)
+        return sum(self.held) + sum(self._pending)
 
     def take(self, actor: int, gradient: torch.Tensor, report: GradientReport) -> bool:
         """Apply a gradient or drop it; whether the weights have changed."""
         job, journal, learner = self.job, self.job.journal, self.job.learner
         job.sequences[actor] += 1
         journal.ledger.evicted += report.evicted - self._evicted[actor]
-        self.held[actor], self._evicted[actor] = report.pending + report.waiting, report.evicted
+        self.held[actor], self._pending[actor] = report.waiting, report.pending
+        self._evicted[actor] = report.evicted
         if not report.gradient:  # the worker only acted
             return False
         age = learner.version - report.version
@@ -152,8 +154,14 @@ class Applier:
 
     def lost(self, actor: int, reason: str) -> None:
         """A worker was replaced: its memory went with it."""
+        self.cut(actor, reason)
         self.job.journal.ledger.drop(self.held[actor], reason)
         self.held[actor] = self._evicted[actor] = 0
+
+    def cut(self, actor: int, reason: str) -> None:
+        """A worker gave up an unroll and goes on: what it held back is gone."""
+        self.job.journal.ledger.drop(self._pending[actor], reason)
+        self._pending[actor] = 0
 
     def save(self, last: bool = False) -> None:
         """The workers' memories stay with them."""

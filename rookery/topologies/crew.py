@@ -237,14 +237,16 @@ class Crew:
 
     def _take(self, index: int, again: bool, lost: Lost | None = None) -> Iterator[tuple[int, int, ActorReport]]:
         """Every unroll that an actor has announced, whole as they are; then the end it came to, if it came to one."""
-        for _ in range(self.orders(index)):  # not those that are ordered while we are at it
-            if not self.staff.channel(index).poll():
-                break
+        wanted = self.orders(index)  # not those that are ordered while we are at it
+        while wanted and self.staff.channel(index).poll():
             try:
                 report = self._report(index)
             except Lost as cause:
                 lost = lost or cause
                 break
+            if report is None:
+                continue
+            wanted -= 1
             slot = self._busy[index].popleft()
             if self._busy[index]:
                 self._expect(index)
@@ -269,14 +271,26 @@ class Crew:
         """Slots an actor was given and has not filled yet."""
         return len(self._busy.get(index, ()))
 
-    def _report(self, index: int) -> ActorReport:
-        """What a worker says of the slot it was given, if that slot holds what it says."""
+    def _report(self, index: int) -> ActorReport | None:
+        """What a worker says of the slot it was given, if that slot holds what it says; None: it is not done yet."""
         message, slot = self.staff.read(index), self._busy[index][0]
         assert self._job is not None
+        if message["op"] == "cut":
+            self._cut(index, message)
+            return None
         if not self.slots.valid(slot, index, self.staff.incarnation[index], self._job.sequences[index]):
             torn = f"actor {index} announced a slot that is not whole: {self.slots.stamp(slot)}"
             raise Lost.by(EnvError(torn, "torn_slot"))
         return msgspec.convert(message["report"], self._report_type)
+
+    def _cut(self, index: int, message: dict[str, Any]) -> None:
+        """Single environments of a worker failed; it recreates them and begins anew to fill the same slot."""
+        assert self._job is not None
+        error = EnvError(message["error"], message["reason"])
+        self._restarts[index].next(error)  # raises the error itself once there were too many
+        told = f"recreated in {message['delay']:.1f} s: {error}"
+        self._job.journal.lost(message["steps"], error.reason, told)
+        self._feed.cut(index, error.reason)
 
     def order(self, index: int, **more: Any) -> None:
         """Have an actor fill one more slot; `more` is said to it along with the order."""

@@ -70,6 +70,9 @@ class QueueFeed:
     def lost(self, actor: int, reason: str) -> None:
         """An actor was replaced: nothing of it waits here that a new one could not continue."""
 
+    def cut(self, actor: int, reason: str) -> None:
+        """An actor gave up an unroll and goes on: nothing of it waits here."""
+
     def restore(self) -> None:
         if not self.job.snapshots:  # an actor may have been lost in the end, and lag behind: all begin anew, together
             self.job.sequences = [max(self.job.sequences)] * len(self.job.sequences)
@@ -174,10 +177,14 @@ class ReplayFeed:
 
     def lost(self, actor: int, reason: str) -> None:
         """An actor was replaced: what it held back is gone, and its successor counts frames from 0."""
-        self.job.journal.ledger.drop(self.pending[actor], reason)
-        self.pending[actor] = 0
+        self.cut(actor, reason)
         with self.lock:
             self.table.forget(actor)
+
+    def cut(self, actor: int, reason: str) -> None:
+        """An actor gave up an unroll and goes on: what it held back is gone."""
+        self.job.journal.ledger.drop(self.pending[actor], reason)
+        self.pending[actor] = 0
 
     # Checkpoints
 

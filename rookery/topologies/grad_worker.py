@@ -36,6 +36,7 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
 
     post = Post(channel, start, fds)
     maker = GradientMaker(post.config, build_algorithm(post.config, post.lanes.spec), post.lanes, post.index)
+    maker.producer.recover = post.recover
     sequence = post.memory["sequence"]
     maker.producer.begin(sequence, post.life)
     vector = torch.empty(maker.whole.size)

@@ -1,9 +1,10 @@
-"""Starts actors, and replaces the environments of one that fails: in one process, what `crew.py` does for many."""
+"""Starts actors, and recreates environments that fail: in one process, what `crew.py` and `post.py` do for many."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rookery.actor import Actor, ActorReport
@@ -26,6 +27,7 @@ class Keeper:
         self.plan = FaultPlan.parse(job.config.fault_plan)
 
     def begin(self, producer: Producer) -> None:
+        producer.recover = partial(self._recover, producer.index)
         self._try(producer, lambda: None, anew=True)
 
     def fill(self, producer: Producer, arrays: Arrays) -> ActorReport:
@@ -59,6 +61,13 @@ class Keeper:
                 time.sleep(delay)
                 self.incarnation[index] += 1
                 anew = True
+
+    def _recover(self, index: int, error: EnvError) -> None:
+        """Single environments of an actor failed and will be recreated; too often, and it raises the error."""
+        delay = self.restarts[index].next(error)
+        self.job.journal.lost(error.steps, error.reason, f"recreated in {delay:.1f} s: {error}")
+        self.feed.cut(index, error.reason)
+        time.sleep(delay)
 
     def _tick(self, actor: Actor) -> Callable[[int], None] | None:
         if not self.plan:

@@ -28,6 +28,7 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
     vector = torch.empty(published.size)
     said: list[str] = []  # for the user's eyes: told with the next snapshot
     producer = Producer(algorithm, nets, post.lanes, post.config.seed, post.index, said.append)
+    producer.recover = post.recover
     actor, table = producer.actor, producer.plan.table
     refresh = table.refresh if isinstance(table, Replay) and not table.in_turns else 0
     rows = producer.plan.unroll * post.lanes.count  # resets included: an episode's end puts nothing off

@@ -6,8 +6,10 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rookery.envs.lanes import LaneFault, SyncLanes
+from rookery.envs.last import LastLanes
 from rookery.envs.scripted import Counter, Faulty
-from rookery.envs.vector import VectorLanes
+from rookery.envs.vector import VectorLanes, adapt
+from rookery.errors import UsageError
 
 GO = np.zeros(3, np.int64)
 
@@ -76,6 +78,126 @@ def test_a_seed_chooses_the_lane_that_fails():
     with pytest.raises(LaneFault) as caught:
         run(lanes, 1)
     assert caught.value.lane == 2
+
+
+# A lane that fails is recreated alone
+
+
+def mendable(*envs, build=lambda lane: Counter(lengths=(4,))):
+    lanes = SyncLanes("faulty", envs, build)
+    lanes.reset([1, 2, 3])
+    return lanes
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [Faulty(at_step=2), Faulty("bad_shape", at_step=2), Faulty("raise_reset", at_episode=1, lengths=(2,))],
+    ids=lambda env: env.fault,
+)
+def test_the_other_lanes_take_the_step_to_its_end(broken):
+    """Before the failed lane, where an episode ends in that step, and behind it, where one is reset."""
+    lanes = mendable(Counter(lengths=(3,)), broken, Counter(lengths=(2,)))
+    lanes.step(GO)
+    lanes.step(GO)
+    with pytest.raises(LaneFault) as caught:
+        lanes.step(GO)
+    obs, reward, terminated, truncated = (column[[0, 2]].tolist() for column in flat(caught.value.row))
+    assert caught.value.lane == 1 and not caught.value.others
+    assert obs == [[1, 0, 3], [3, 1, 0]] and reward == [2, 0]
+    assert terminated == [True, False] and truncated == [False, False]
+
+
+def flat(row):
+    return row[0]["obs"], *row[1:]
+
+
+def test_all_that_fail_in_one_step_are_told():
+    lanes = mendable(Faulty(at_step=0), Counter(), Faulty("bad_shape", at_step=0))
+    with pytest.raises(LaneFault) as caught:
+        lanes.step(GO)
+    assert caught.value.lane == 0 and [(each.lane, each.reason) for each in caught.value.others] == [(2, "bad_shape")]
+    assert caught.value.row[0]["obs"][1].tolist() == [2, 0, 1]
+
+
+class Closing(Faulty):
+    closed = 0
+
+    def close(self):
+        type(self).closed += 1
+        raise RuntimeError("and it does not even close")
+
+
+def test_the_failed_environment_is_closed_and_a_new_one_begins_where_the_others_are():
+    lanes = mendable(Counter(), Closing(at_step=1), Counter())
+    lanes.step(GO)
+    with pytest.raises(LaneFault):
+        lanes.step(GO)
+    assert lanes.rebuild(1, 77)["obs"].tolist() == [[1, 0, 2], [77, 0, 0], [3, 0, 2]]
+    assert Closing.closed == 1
+    obs, reward, *_ = lanes.step(GO)
+    assert obs["obs"].tolist() == [[1, 0, 3], [77, 0, 1], [3, 0, 3]] and reward.tolist() == [2, 0, 2]
+
+
+def test_what_cannot_be_made_again_is_a_fault_of_its_own_and_may_be_tried_again():
+    made = iter([Faulty("raise_reset"), Counter(actions=3), Counter()])
+
+    def build(lane):
+        assert lane == 1
+        if (env := next(made, None)) is None:
+            raise OSError("no licence left")
+        return env
+
+    lanes = mendable(Counter(), Faulty(at_step=0), Counter(), build=build)
+    with pytest.raises(LaneFault):
+        lanes.step(GO)
+    for what in ("raised in reset", "has other spaces than the one before it"):
+        with pytest.raises(LaneFault, match=what) as caught:
+            lanes.rebuild(1, 5)
+        assert caught.value.lane == 1
+    assert lanes.rebuild(1, 6)["obs"][1].tolist() == [6, 0, 0]
+    with pytest.raises(LaneFault, match="raised when it was made: OSError: no licence left"):
+        lanes.rebuild(1, 7)
+    lanes.close()  # one of them is not there
+
+
+def test_what_it_needs_and_is_not_installed_is_not_tried_again():
+    def build(lane):
+        raise UsageError("pip install it")
+
+    with pytest.raises(UsageError):
+        mendable(Counter(), Counter(), Counter(), build=build).rebuild(1, 5)
+
+
+def test_the_environments_of_a_sync_vector_can_be_recreated_too():
+    lanes = adapt(SyncVectorEnv([Counter, lambda: Faulty(at_step=0)]), "vector")
+    lanes.reset([1, 2])
+    with pytest.raises(LaneFault) as caught:
+        lanes.step(np.zeros(2, np.int64))
+    assert caught.value.lane == 1 and lanes.rebuild(1, 9)["obs"].tolist() == [[1, 0, 1], [9, 0, 0]]
+
+
+def test_a_batch_cannot_recreate_one_of_its_lanes():
+    lanes = VectorLanes("broken", Broken())
+    assert not lanes.mendable
+    with pytest.raises(NotImplementedError):
+        lanes.rebuild(1, 5)
+
+
+def test_last_action_and_reward_go_on_in_the_others_and_begin_anew_in_the_lane():
+    lanes = LastLanes(mendable(Counter(), Faulty(at_step=2, at_episode=1), Counter(lengths=(2,))))
+    lanes.reset([1, 2, 3])
+    lanes.step(GO + 1)
+    lanes.step(GO + 1)
+    with pytest.raises(LaneFault) as caught:
+        lanes.step(GO + 1)
+    obs = caught.value.row[0]
+    assert obs["last_reward"][[0, 2]].ravel().tolist() == [2.25, 0] and obs["last_action"][[0, 2], 1].tolist() == [1, 0]
+    assert lanes.mendable
+    obs = lanes.rebuild(1, 9)
+    assert obs["obs"][1].tolist() == [9, 0, 0] and not obs["last_action"][1].any() and not obs["last_reward"][1]
+    assert obs["last_reward"][0] == 2.25
+    obs, *_ = lanes.step(GO + 1)
+    assert obs["last_reward"].ravel().tolist() == [3.25, 0.25, 0.25]
 
 
 class Odd(Counter):

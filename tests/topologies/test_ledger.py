@@ -15,19 +15,21 @@ CASES = {
     "ppo": ("ppo", "CartPole-v1", "serial", PPO),
     "dqn": ("dqn", "CartPole-v1", "serial", {"replay": REPLAY, "n_step": 3}),
     "r2d2": ("r2d2", "rookery/TMaze-v0", "serial", SEQUENCES),
-    "apex": ("apex_dqn", "CartPole-v1", "local", APEX),
-    "gorila": ("gorila", "CartPole-v1", "async_grads", {"replay": REPLAY}),
+    "apex": ("apex_dqn", "rookery/Faulty-v0", "local", APEX),
+    "gorila": ("gorila", "rookery/Faulty-v0", "async_grads", {"replay": REPLAY}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_balances_in_every_record(tmp_path, case):
-    """One actor fails on the way, and what it held back is lost."""
+    """On the way an actor fails, or one environment of it; what they held back is lost."""
     recipe, env, topology, algo = CASES[case]
+    how = {"fault_plan": "actor[1]@env_step=70:raise", "actors": 2}
+    if "Faulty" in env:
+        how = {"env_kwargs": {"at_episode": 10, "marker": str(tmp_path / "struck")}, "preset": "vector", "actors": 1}
     run = rookery.train(
-        recipe, env=env, topology=topology, algo=algo, actors=2, envs_per_actor=2, env_steps=800, quiet=True,
-        out=str(tmp_path / "run"), log_every=0, fault_plan="actor[1]@env_step=70:raise",
-        checkpoint={"every": 300},
+        recipe, env=env, topology=topology, algo=algo, envs_per_actor=2, env_steps=800, quiet=True,
+        out=str(tmp_path / "run"), log_every=0, checkpoint={"every": 300}, **how,
     )  # fmt: skip
     ledgers = [record["ledger"] for record in read_records(run.path / "metrics.jsonl") if record["kind"] == "train"]
     assert len(ledgers) > 5 and run.summary["restarts"] == 1
