@@ -48,7 +48,7 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
         shapes = handover_shapes(job.spec, plan, config.envs_per_actor, state)
         check_room(share(plan.table, config.actors), shapes, job.spec, config.actors)
         applier = Applier(job)
-        with job.rescuing(applier):
+        with job.reserve, job.rescuing(applier):
             _run(job, crew, applier)
         return job
 

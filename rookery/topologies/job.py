@@ -25,6 +25,7 @@ from rookery.journal import Journal
 from rookery.learner import Learner
 from rookery.topologies import numeric
 from rookery.topologies.faults import FaultPlan
+from rookery.topologies.reserve import Reserve
 from rookery.topologies.signals import Signals
 from rookery.topologies.threads import Threads
 from rookery.types import EnvSpec, Queue
@@ -51,6 +52,7 @@ class Job:
     sequences: list[int] = field(default_factory=list)  # unrolls that each actor has delivered
     resumed_at: int | None = None  # environment steps of the checkpoint we come from
     tell: Callable[[str], None] = _quietly  # what the user should see at once, besides the journal
+    reserve: Reserve = field(default_factory=Reserve)  # of descriptors, for checkpoints
     clock: Callable[[], float] = monotonic
     _saved_at: int = 0  # environment steps when a checkpoint was last tried, and the time
     _saved_when: float = 0.0
@@ -97,7 +99,7 @@ class Job:
         journal = self.journal
         self._saved_at, self._saved_when = journal.env_steps, self.clock()
         try:
-            with journal.split.stage("transfer"):
+            with journal.split.stage("transfer"), self.reserve.lent():
                 states = snapshots()  # first: an actor that fails here takes what it holds back with it
                 journal.ledger.in_flight = feed.in_flight
                 self._write(states)

@@ -41,7 +41,7 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
         feed = make_feed(job, shapes)
         crew.open(job, feed, shapes, count=config.actors * (1 if feed.synchronous else AHEAD))
         job.journal.begin()
-        with job.rescuing(feed):
+        with job.reserve, job.rescuing(feed):
             if feed.synchronous:
                 _in_turns(job, crew, feed)
             else:

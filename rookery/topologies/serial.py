@@ -58,7 +58,7 @@ def _run(job: Job, lanes: list[Lanes], marked: MarkedHere) -> Job:
     job.threads.acting()
     for producer in producers:
         keeper.begin(producer)
-    with job.rescuing(feed):
+    with job.reserve, job.rescuing(feed):
         while True:
             if feed.can_sample():
                 learn()
