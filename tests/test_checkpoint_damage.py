@@ -298,6 +298,23 @@ def test_what_is_above_the_limits_is_not_read(tmp_path, monkeypatch, limit):
         checkpoint.load(path)
 
 
+def test_a_file_larger_than_the_memory_is_not_read(tmp_path):
+    path = save(tmp_path, 20)
+    os.truncate(path / TENSORS, 1 << 42)  # all but nothing on disk
+    huge = {"size": 1 << 42, "blake2b": "0"}
+    forge(path, lambda body: body | {"files": body["files"] | {TENSORS: huge}})
+    with pytest.raises(CheckpointError, match=r"tensors\.safetensors has 4\.0 TiB, and there are .* to read it into"):
+        checkpoint.load(path)
+
+
+def test_bytes_that_are_no_booleans_are_damage(tmp_path):
+    path = checkpoint.save(tmp_path, 20, {"flag": torch.tensor([True])}, {})
+    blob = (path / TENSORS).read_bytes()
+    forge(path, lambda body: None, {TENSORS: blob[:-1] + b"\xff"})
+    with pytest.raises(CheckpointError, match="flag has bytes that are neither true nor false"):
+        checkpoint.load(path)
+
+
 def test_a_json_file_of_absurd_size_is_not_read(tmp_path):
     path = save(tmp_path, 20)
     os.truncate(path / MANIFEST, checkpoint.MAX_JSON + 1)  # sparse: nothing on disk
