@@ -32,6 +32,7 @@ from rookery.codec import decode_tree, encode_tree, host_copy
 from rookery.errors import CheckpointError
 from rookery.folder import Refused
 from rookery.limits import MAX_JSON  # noqa: F401  (of every meta.json)
+from rookery.pipes.machine import Machine, amount
 
 MANIFEST, META, TENSORS = "manifest.json", "meta.json", "tensors.safetensors"
 META_PREFIX = "meta:"  # tensors that belong to arrays inside `meta.json`
@@ -265,6 +266,10 @@ def read(path: Path, name: str, size: int | None = None, limit: int | None = Non
 
 
 def read_verified(path: Path, name: str, entry: FileEntry, limit: int | None = None) -> bytes:
+    """A whole file. To read and unpack it takes twice its size; a file with holes may be larger than any disk."""
+    have, source = Machine().memory()
+    if 2 * entry.size > have:
+        raise Damage(f"{name} has {amount(entry.size)}, and there are {amount(have)} to read it into ({source})")
     blob = read(path, name, entry.size, limit)
     if digest(blob) != entry.blake2b:
         raise Damage(f"{name} does not match its digest: the file is damaged")
@@ -309,6 +314,9 @@ def unpack(blobs: dict[str, bytes]) -> tuple[Any, dict[str, torch.Tensor]]:
         tensors = safetensors.torch.load(blobs[TENSORS])
     except Exception as error:  # whatever these bytes make the parser raise, the file is at fault
         raise Damage(f"{TENSORS} is not a valid safetensors file ({error})") from error
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.bool and tensor.numel() and tensor.view(torch.uint8).max() > 1:
+            raise Damage(f"{TENSORS}: {name} has bytes that are neither true nor false")
     meta = _decoded(blobs[META], tensors)
     return meta, {name: tensor for name, tensor in tensors.items() if not name.startswith(META_PREFIX)}
 

@@ -85,6 +85,7 @@ def open_regular(root: Path, name: str, flags: int = os.O_RDONLY, sole: bool = F
         handle = os.open(path.name, flags | _SAFE, 0o600, dir_fd=folder)
     try:
         _check_file(path, os.fstat(handle), sole)
+        os.set_blocking(handle, True)  # a plain file never blocks; whoever inherits it finds it as usual
     except OSError:
         os.close(handle)
         raise

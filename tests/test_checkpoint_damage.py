@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_damage import KINDS, damage
 
-from rookery import checkpoint
-from rookery.checkpoint import MANIFEST, META, TENSORS, Manifest
-from rookery.errors import CheckpointError
+from rookery import checkpoint, limits
+from rookery.checkpoint import MANIFEST, META, TENSORS, FileLayer, Manifest
+from rookery.errors import CheckpointError, StorageError
 
 
 def save(folder: Path, steps: int) -> Path:
@@ -227,6 +227,92 @@ def test_a_linked_checkpoint_folder_is_refused_and_not_listed(tmp_path):
     with pytest.raises(CheckpointError, match="symbolic link"):
         checkpoint.load(link)
     assert checkpoint.all_steps(tmp_path / "run") == []
+
+
+def test_a_linked_folder_of_checkpoints_is_neither_read_nor_swept_nor_written(tmp_path):
+    real = tmp_path / "real"
+    save(real, 20)
+    (real / ".tmp-mine").mkdir()
+    link = tmp_path / "run" / "checkpoints"
+    link.parent.mkdir()
+    link.symlink_to(real)
+    for read in (checkpoint.newest, checkpoint.best, checkpoint.all_steps):
+        with pytest.raises(CheckpointError, match="checkpoints: it is a symbolic link"):
+            read(link)
+    with (
+        pytest.raises(StorageError, match="it is a symbolic link"),
+        pytest.warns(UserWarning, match="could not be removed"),
+    ):
+        save(link, 30)
+    assert sorted(path.name for path in real.iterdir()) == [".tmp-mine", "step-000000000020"]
+
+
+def test_links_among_the_checkpoints_are_unlinked_and_not_followed(tmp_path):
+    mine = tmp_path / "mine"
+    (mine / "deep").mkdir(parents=True)
+    folder = tmp_path / "checkpoints"
+    save(folder, 10)
+    for name in (".tmp-step-000000000020-00", ".old-step-000000000020", "step-000000000020", ".tmp-x"):
+        (folder / name).symlink_to(mine if name != ".tmp-x" else tmp_path / "nowhere")
+    (folder / ".tmp-file").write_text("")
+    save(folder, 20)
+    assert (mine / "deep").is_dir()
+    assert sorted(path.name for path in folder.iterdir()) == ["step-000000000010", "step-000000000020"]
+    assert checkpoint.newest(folder)[0].env_steps == 20
+
+
+def test_a_checkpoint_that_cannot_be_read_back_costs_no_older_one(tmp_path):
+    class Lossy(FileLayer):
+        """A disk that loses the end of a file and says nothing."""
+
+        def fsync(self, path):
+            if path.name == TENSORS:
+                os.truncate(path, 10)
+
+    for steps in (10, 20):
+        save(tmp_path, steps)
+    with pytest.raises(StorageError, match="could not be read back"):
+        checkpoint.save(tmp_path, 30, {"w": torch.arange(12.0)}, {}, keep=1, files=Lossy())
+    assert checkpoint.all_steps(tmp_path) == [10, 20, 30] and checkpoint.newest(tmp_path)[0].env_steps == 20
+
+
+def test_what_is_above_the_limits_is_not_written(tmp_path, monkeypatch):
+    save(tmp_path, 10)
+    with pytest.raises(CheckpointError, match="values besides arrays"):
+        checkpoint.save(tmp_path, 20, {}, {"a": [[]] * (limits.MAX_ELEMENTS + 1)})
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "MAX_JSON", 200)
+        with pytest.raises(CheckpointError, match=r"meta\.json has .* bytes, more than 200"):
+            checkpoint.save(tmp_path, 20, {}, {"a": ["text"] * 50})
+    monkeypatch.setattr(limits, "MAX_HEADER", 2000)
+    with pytest.raises(CheckpointError, match=r"header of .* bytes, more than 2,000"):
+        checkpoint.save(tmp_path, 20, {str(i): torch.zeros(1) for i in range(100)}, {})
+    assert checkpoint.all_steps(tmp_path) == [10]
+
+
+@pytest.mark.parametrize("limit", ["MAX_JSON", "MAX_ELEMENTS", "MAX_HEADER", "MAX_MANIFEST"])
+def test_what_is_above_the_limits_is_not_read(tmp_path, monkeypatch, limit):
+    path = save(tmp_path, 10)
+    monkeypatch.setattr(limits, limit, 5)
+    with pytest.raises(CheckpointError, match="more than 5"):
+        checkpoint.load(path)
+
+
+def test_a_file_larger_than_the_memory_is_not_read(tmp_path):
+    path = save(tmp_path, 20)
+    os.truncate(path / TENSORS, 1 << 42)  # all but nothing on disk
+    huge = {"size": 1 << 42, "blake2b": "0"}
+    forge(path, lambda body: body | {"files": body["files"] | {TENSORS: huge}})
+    with pytest.raises(CheckpointError, match=r"tensors\.safetensors has 4\.0 TiB, and there are .* to read it into"):
+        checkpoint.load(path)
+
+
+def test_bytes_that_are_no_booleans_are_damage(tmp_path):
+    path = checkpoint.save(tmp_path, 20, {"flag": torch.tensor([True])}, {})
+    blob = (path / TENSORS).read_bytes()
+    forge(path, lambda body: None, {TENSORS: blob[:-1] + b"\xff"})
+    with pytest.raises(CheckpointError, match="flag has bytes that are neither true nor false"):
+        checkpoint.load(path)
 
 
 def test_a_json_file_of_absurd_size_is_not_read(tmp_path):

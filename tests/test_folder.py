@@ -65,6 +65,14 @@ def test_only_plain_files_are_read_and_replaced(run, secret, kind):
     assert [path.name for path in run.iterdir()] == ["spec.json"], "no temporary file is left"
 
 
+def test_a_descriptor_is_an_ordinary_one(run):
+    handle = folder.open_regular(run, "logs/a.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    assert os.get_blocking(handle) and not os.get_inheritable(handle)
+    assert os.write(handle, b"line\n") == 5
+    os.close(handle)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (run / "logs", run / "logs" / "a.log")} == {0o700, 0o600}
+
+
 def test_devices_are_refused():
     for flags in (os.O_RDONLY, os.O_WRONLY | os.O_CREAT):
         with pytest.raises(folder.Refused, match="it is a device"):

@@ -340,3 +340,46 @@ def test_the_interpreter_ends_though_no_sink_ever_does(tmp_path):
     assert done.returncode == 0 and "Fatal" not in done.stderr, done.stderr
     assert done.stdout == "1500\n" and "metrics.jsonl: 1,500 records were not written (blocked)" in done.stderr
     assert "tensorboard: " in done.stderr
+
+
+@pytest.mark.parametrize("plant", ["symlink", "link", "pipe"])
+def test_records_are_not_written_through_a_link_or_to_a_pipe(tmp_path, plant):
+    (tmp_path / "mine").write_text("mine")
+    {"symlink": os.symlink, "link": os.link, "pipe": lambda _, to: os.mkfifo(to)}[plant](
+        tmp_path / "mine", tmp_path / "m"
+    )
+    with pytest.warns(UserWarning, match="m cannot be written"):
+        sink = JsonlSink(tmp_path / "m")
+        sink.write({"value": 1})
+        sink.close()
+    assert (tmp_path / "mine").read_text() == "mine" and sink.waiting == 1
+
+
+def test_tensorboard_has_a_folder_of_its_own_and_touches_no_other_file(tmp_path):
+    (tmp_path / "mine").mkdir(mode=0o755)
+    (tmp_path / "mine" / "events.out.tfevents.mine").write_text("mine")
+    (tmp_path / "mine" / "events.out.tfevents.mine").chmod(0o644)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tensorboard").symlink_to(tmp_path / "mine")
+    with pytest.warns(UserWarning, match="training goes on without: .* it is a symbolic link"):
+        assert len(Sinks.of_run(tmp_path / "run").sinks) == 1
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["events.out.tfevents.mine"]
+    (tmp_path / "run" / "tensorboard").unlink()
+    (tmp_path / "run" / "tensorboard").mkdir()
+    (tmp_path / "run" / "tensorboard" / "events.out.tfevents.1").symlink_to(
+        tmp_path / "mine" / "events.out.tfevents.mine"
+    )
+    Sinks.of_run(tmp_path / "run").close()
+    assert stat.S_IMODE((tmp_path / "mine" / "events.out.tfevents.mine").stat().st_mode) == 0o644
+
+
+def test_a_line_of_absurd_length_is_refused_without_reading_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(sink_module, "MAX_LINE", 1000)
+    (tmp_path / "m").write_bytes(b'{"a": 1}\n{"a": "' + b"x" * 1000 + b'"}\n{"a": 2}\n')
+    with pytest.raises(StorageError, match="line 2 is not a JSON object of up to 1,000 bytes"):
+        read_records(tmp_path / "m")
+    (tmp_path / "m").write_bytes(b'{"a": 1}\n' + b"x" * 100_000)
+    with pytest.raises(StorageError, match="line 2"):
+        read_records(tmp_path / "m")
+    with pytest.warns(UserWarning, match="its last line has more than 1,000 bytes and is not ours"):
+        JsonlSink(tmp_path / "m").close()

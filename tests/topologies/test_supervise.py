@@ -132,6 +132,19 @@ def test_a_log_that_cannot_be_written_does_not_stop_the_worker(tmp_path):
     worker.stop(LONG)
 
 
+@pytest.mark.parametrize("name", ["logs", "logs/actor.log"])
+def test_a_log_that_is_a_link_is_not_written(tmp_path, name):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "actor.log").write_text("mine\n")
+    (tmp_path / "run" / name).parent.mkdir(parents=True)
+    (tmp_path / "run" / name).symlink_to(tmp_path / "home" / ("actor.log" if "." in name else ""))
+    worker = Worker.start("scripted_worker", "actor[0]", {"do": "exit", "code": 3}, {}, tmp_path / "run/logs/actor.log")
+    with pytest.raises(ChannelClosed):
+        worker.channel.recv(LONG)
+    worker.stop(LONG)
+    assert (tmp_path / "home" / "actor.log").read_text() == "mine\n"
+
+
 def test_an_error_in_the_worker_comes_first_and_in_its_own_words(start):
     worker = start("fail")
     message = worker.channel.recv(LONG)
