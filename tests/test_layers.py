@@ -17,7 +17,8 @@ PACKAGE = Path(__file__).parents[1] / "rookery"
 BASE = {"types", "tree", "errors", "config", "ranges", "seeding"}
 CONTRACT = "algorithms.base"
 SERVICES = {"actor", "learner", "journal", "pipes", "metrics", "checkpoint", "evaluate"}
-SERVICES |= {"claim", "codec", "files", "memory_file", "policy", "producer", "record", "registry", "weights"}
+SERVICES |= {"claim", "codec", "files", "memory_file", "memory_writer", "policy", "producer", "record", "registry"}
+SERVICES |= {"weights"}
 TOP = {"recipes", "cli", "run", "__init__", "__main__"}
 EVERYTHING = {*BASE, "ops", "nets", "envs", "replay", "algorithms", *SERVICES, "topologies", *TOP}
 
