@@ -1,9 +1,10 @@
-"""A replay memory on disk: streamed from a snapshot by a background thread, verified whole before it is loaded.
+"""A replay memory on disk: streamed from a snapshot, verified whole before it is loaded.
 
 A saved memory is a folder `step-000000123456/` beside the checkpoints (see files.py for how it comes to be complete or
 absent): `manifest.json`, the small state in `meta.json` and `tensors.safetensors`, and the bulk arrays as
-`rows-00000.safetensors`, …: consecutive rows of one array each, at most 256 MiB, plain bytes. Nothing is compressed,
-nothing can run code. What the rows mean is the replay table's affair.
+`rows-00000.safetensors`, …: consecutive rows of one array each, at most 256 MiB, plain bytes. Rows that the memory
+keeps packed differ in size: such a file has their sizes beside their bytes. Nothing is compressed here, nothing can run
+code. What the rows mean is the replay table's affair.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-import threading
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -21,14 +22,18 @@ import msgspec
 import numpy as np
 
 from rookery import files as disk
+from rookery import tree
 from rookery.codec import encode_tree
-from rookery.errors import CheckpointError, RookeryError, StorageError
+from rookery.errors import CheckpointError, StorageError
 from rookery.files import MANIFEST, MAX_JSON, META, META_PREFIX, TENSORS, Damage, FileEntry, FileLayer
 from rookery.pipes.machine import amount
+from rookery.replay.ring import Packed
 from rookery.replay.snapshot import CHUNK, Snapshot, Table
 
-SCHEMA = 1
+SCHEMA = 2
+READABLE = (1, SCHEMA)  # 1 has no packed arrays
 SEGMENT = 256 << 20  # bytes of rows per file: what has to be synced at once
+PACKED_SEGMENT = 32 << 20  # the same where rows are packed: all of them are referred to while the file is written
 HEADROOM = 1 << 20  # bytes of disk for headers and manifest
 
 _SEGMENT_NAME = re.compile(r"rows-\d{5,}\.safetensors")
@@ -37,13 +42,15 @@ _SEGMENT_NAME = re.compile(r"rows-\d{5,}\.safetensors")
 class ArrayEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: int
     used: int  # the first so many are stored
-    width: int  # bytes of a row
+    width: int  # bytes of a row, unpacked
+    packed: bool = False
 
 
 class SegmentEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     array: str
     first: int  # row
     rows: int
+    packed: int | None = None  # bytes of all rows together, where they differ in size
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,10 +72,9 @@ def save(folder: Path, env_steps: int, snapshot: Snapshot, files: FileLayer | No
     files, folder = files or FileLayer(), Path(folder)
     target = folder / disk.step_name(env_steps)
     with snapshot:
-        disk.sweep(folder, files, _sound)
         try:
-            part, tensors = encode_tree(snapshot.state, META_PREFIX)
-            state = {name: tensor.numpy() for name, tensor in tensors.items()}
+            part, state = _state(snapshot)  # first: no other part of the memory changes as often
+            disk.sweep(folder, files, _sound)
             _check_room(folder, snapshot.bytes + sum(array.nbytes for array in state.values()), files)
             disk.publish(folder, target, lambda to: _fill(to, int(env_steps), snapshot, part, state, files), files)
         except OSError as error:
@@ -80,13 +86,21 @@ def save(folder: Path, env_steps: int, snapshot: Snapshot, files: FileLayer | No
     return target
 
 
+def _state(snapshot: Snapshot) -> tuple[Any, dict[str, np.ndarray]]:
+    """What is not in the arrays, as `encode_tree` would split it. Vectors are not copied again: they are ours."""
+    part, tensors = encode_tree(snapshot.numbers, META_PREFIX)
+    vectors = {f"{META_PREFIX}/{path}": vector for path, vector in snapshot.vectors().items()}
+    part = tree.merged(part, {name.removeprefix(f"{META_PREFIX}/"): {"$array": name} for name in vectors})
+    return part, {name: tensor.numpy() for name, tensor in tensors.items()} | vectors
+
+
 def _check_room(folder: Path, need: int, files: FileLayer) -> None:
     place = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     have = files.free(place)
     if have < need + HEADROOM:
         raise StorageError(
             f"replay memory: need {amount(need + HEADROOM)} on the disk of {folder}, have {amount(have)}; "
-            "free some, or use a smaller --algo.replay.capacity or --algo.replay.save false"
+            "free some, or use a smaller algo.replay.capacity, or leave the memory out (--no-algo.replay.save)"
         )
 
 
@@ -95,19 +109,42 @@ def _fill(
 ) -> None:
     """All files of a saved memory, the manifest last."""
     entries, segments = {}, {}
-    for array, (_, _, width) in snapshot.shapes.items():
-        for first, rows in snapshot.segments(array, SEGMENT):
-            name = f"rows-{len(segments):05d}.safetensors"
-            segments[name] = segment = SegmentEntry(array, first, rows)
-            chunks = snapshot.chunks(array, first, rows)
-            entries[name] = _stream(folder / name, _segment_header(segment, width), chunks, files)
+    for segment, blocks in _segments(snapshot):
+        name = f"rows-{len(segments):05d}.safetensors"
+        segments[name] = segment
+        header = _segment_header(segment, snapshot.shapes[segment.array][2])
+        entries[name] = _stream(folder / name, header, blocks, files)
     order = sorted(state, key=lambda name: -state[name].itemsize)  # descending: every tensor is aligned
     header = _header({name: (_code(state[name]), state[name].shape, state[name].nbytes) for name in order})
     entries[TENSORS] = _stream(folder / TENSORS, header, _blocks(state[name] for name in order), files)
     entries[META] = _stream(folder / META, disk.pretty(part), (), files)
-    arrays = {name: ArrayEntry(*shape) for name, shape in snapshot.shapes.items()}
+    arrays = {name: ArrayEntry(*shape, name in snapshot.packed) for name, shape in snapshot.shapes.items()}
     manifest = Manifest(SCHEMA, env_steps, disk.versions(), arrays, segments, entries)
     _stream(folder / MANIFEST, disk.seal(manifest), (), files)
+
+
+def _segments(snapshot: Snapshot) -> Iterator[tuple[SegmentEntry, Iterable[np.ndarray]]]:
+    """All rows in use, in pieces that become a file each, with what stands in it behind the header."""
+    for array in snapshot.shapes:
+        packed = array in snapshot.packed
+        for first, rows in snapshot.segments(array, min(PACKED_SEGMENT, SEGMENT) if packed else SEGMENT):
+            chunks = snapshot.chunks(array, first, rows)
+            if not packed:
+                yield SegmentEntry(array, first, rows), chunks
+                continue
+            objects = list(chain.from_iterable(chunks))  # references: nothing is copied yet
+            sizes = np.fromiter(map(len, objects), np.int64, len(objects))
+            yield SegmentEntry(array, first, rows, int(sizes.sum())), chain([sizes], _joined(objects))
+
+
+def _joined(objects: list[bytes]) -> Iterator[np.ndarray]:
+    """Their bytes in pieces of about a chunk."""
+    begin = size = 0
+    for end, each in enumerate(objects, 1):
+        size += len(each)
+        if size >= CHUNK or end == len(objects):
+            yield np.frombuffer(b"".join(objects[begin:end]), np.uint8)
+            begin, size = end, 0
 
 
 def _stream(path: Path, head: bytes, blocks: Iterable[np.ndarray], files: FileLayer) -> FileEntry:
@@ -141,8 +178,21 @@ def _header(tensors: dict[str, tuple[str, tuple[int, ...], int]], about: dict[st
 
 
 def _segment_header(segment: SegmentEntry, width: int) -> bytes:
-    shape = (segment.rows, width)
-    return _header({segment.array: ("U8", shape, segment.rows * width)}, {"first": str(segment.first)})
+    rows, about = segment.rows, {"first": str(segment.first)}
+    if segment.packed is None:
+        return _header({segment.array: ("U8", (rows, width), rows * width)}, about)
+    sizes = {"sizes": ("I64", (rows,), 8 * rows)}
+    return _header(sizes | {segment.array: ("U8", (segment.packed,), segment.packed)}, about)
+
+
+def _body(segment: SegmentEntry, width: int) -> int:
+    """Bytes of a segment's file behind its header."""
+    return segment.rows * width if segment.packed is None else 8 * segment.rows + segment.packed
+
+
+def _most_packed(unpacked: int) -> int:
+    """Bytes that a row can have when it is packed: zlib adds a little to what it cannot shrink."""
+    return 2 * unpacked + 64
 
 
 def _code(array: np.ndarray) -> str:
@@ -201,7 +251,7 @@ def _sound(path: Path) -> Manifest | None:
 def _manifest(path: Path) -> Manifest:
     """A manifest whose segments are all of the rows in use, each once."""
     manifest = disk.unseal(path, Manifest, SCHEMA)
-    if manifest.schema != SCHEMA or manifest.env_steps < 0:
+    if manifest.schema not in READABLE or manifest.env_steps < 0:
         raise Damage(f"{MANIFEST} has another schema or negative steps")
     names = set(manifest.segments)
     if set(manifest.files) != {META, TENSORS} | names or not all(map(_SEGMENT_NAME.fullmatch, names)):
@@ -217,15 +267,27 @@ def _manifest(path: Path) -> Manifest:
         if ends[array] != entry.used or not 0 <= entry.used <= entry.rows or entry.width < 0:
             raise Damage(f"{MANIFEST}: {array} has {ends[array]} rows instead of {entry.used} of {entry.rows}")
     for name, segment in manifest.segments.items():
-        width = manifest.arrays[segment.array].width
-        if manifest.files[name].size != len(_segment_header(segment, width)) + segment.rows * width:
-            raise Damage(f"{MANIFEST}: {name} cannot hold {segment.rows} rows of {width} bytes")
+        array = manifest.arrays[segment.array]
+        if (segment.packed is not None) != array.packed:
+            raise Damage(f"{MANIFEST}: {name} and its array are not packed alike")
+        if array.packed and not 0 <= segment.packed <= segment.rows * _most_packed(array.width):
+            raise Damage(f"{MANIFEST}: {name} cannot hold {segment.packed} bytes in {segment.rows} rows")
+        if manifest.files[name].size != len(_segment_header(segment, array.width)) + _body(segment, array.width):
+            raise Damage(f"{MANIFEST}: {name} cannot hold {segment.rows} rows of {array.width} bytes")
     return manifest
 
 
-def _check_fit(manifest: Manifest, arrays: dict[str, np.ndarray]) -> None:
+def _check_fit(manifest: Manifest, arrays: dict[str, np.ndarray | Packed]) -> None:
     saved = {name: (entry.rows, entry.width) for name, entry in manifest.arrays.items()}
     here = {name: array.shape for name, array in arrays.items()}
+    packed = {name for name, array in arrays.items() if isinstance(array, Packed)}
+    if manifest.schema == 1 and packed and not packed & saved.keys():
+        raise Damage(
+            "it was written by an older Rookery, which stored compressed frames in another way (schema 1, this one "
+            f"reads {SCHEMA}). Go on with the version that wrote it ({manifest.versions.get('rookery', 'unknown')})"
+        )
+    if packed != {name for name, entry in manifest.arrays.items() if entry.packed}:
+        raise Damage("it is of another memory: frames are compressed there or here; compress must be the same")
     for name in sorted(saved.keys() | here.keys()):
         if saved.get(name) != here.get(name):
             raise Damage(
@@ -264,86 +326,48 @@ def _pieces(path: Path, name: str, size: int) -> Iterator[memoryview]:
 
 def _verify(path: Path, name: str, manifest: Manifest, entry: FileEntry) -> None:
     segment = manifest.segments[name]
-    head, seen = _segment_header(segment, manifest.arrays[segment.array].width), b""
+    width = manifest.arrays[segment.array].width
+    head, seen = _segment_header(segment, width), bytearray()
+    begin = len(head) + (0 if segment.packed is None else 8 * segment.rows)  # of the rows
     summed = hashlib.blake2b(digest_size=32)
     for piece in _pieces(path, name, entry.size):
         summed.update(piece)
-        seen += bytes(piece[: len(head) - len(seen)])
+        seen += piece[: begin - len(seen)]
     if summed.hexdigest() != entry.blake2b:
         raise Damage(f"{name} does not match its digest: the file is damaged")
-    if seen != head:
+    if seen[: len(head)] != head:
         raise Damage(f"{name} holds something else than rows {segment.first}.. of {segment.array}")
+    if segment.packed is not None:
+        sizes = np.frombuffer(seen, "<i8", offset=len(head))
+        if sizes.min() < 0 or sizes.max() > _most_packed(width) or sizes.sum() != segment.packed:
+            raise Damage(f"{name} has rows of sizes that do not fit")
 
 
-def _read_rows(path: Path, name: str, manifest: Manifest, arrays: dict[str, np.ndarray]) -> None:
+def _read_rows(path: Path, name: str, manifest: Manifest, arrays: dict[str, np.ndarray | Packed]) -> None:
     """Put a segment's rows, verified before, where they belong."""
     segment = manifest.segments[name]
-    rows = arrays[segment.array][segment.first : segment.first + segment.rows]
-    flat, at = rows.reshape(-1), -len(_segment_header(segment, rows.shape[1]))
+    array, there = arrays[segment.array], slice(segment.first, segment.first + segment.rows)
+    head = len(_segment_header(segment, array.shape[1]))
+    if isinstance(array, Packed):
+        array[there] = _objects(path, name, manifest.files[name].size, head, segment.rows)
+        return
+    flat, at = array[there].reshape(-1), -head
     for piece in _pieces(path, name, manifest.files[name].size):
         body = piece[max(0, -at) :]
         flat[max(0, at) : at + len(piece)] = body
         at += len(piece)
 
 
+def _objects(path: Path, name: str, size: int, head: int, rows: int) -> list[bytes]:
+    """The rows of a segment that differ in size."""
+    try:
+        with open(disk.open_file(path, name, size), "rb") as file:
+            file.seek(head)
+            sizes = np.frombuffer(file.read(8 * rows), "<i8").tolist()
+            return [file.read(size) for size in sizes]
+    except OSError as error:
+        raise Damage(f"{name} cannot be read ({error.strerror})") from error
+
+
 def _limit(name: str) -> int | None:
     return MAX_JSON if name == META else None
-
-
-class Writer:
-    """Saves snapshots in a thread of its own, one at a time. A crash or a full disk costs the copy, never the run."""
-
-    def __init__(self, files: FileLayer | None = None, keep: int = 1):
-        self._files, self._keep = files, keep
-        self._thread: threading.Thread | None = None
-        self._snapshot: Snapshot | None = None
-        self._errors: list[StorageError] = []
-
-    @property
-    def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def start(self, folder: Path, env_steps: int, snapshot: Snapshot) -> bool:
-        """Begin to save, and own the snapshot; False, and the snapshot closed, while another is being saved."""
-        if self.busy:
-            if snapshot is not self._snapshot:
-                snapshot.close()
-            return False
-        self._snapshot = snapshot
-        self._thread = threading.Thread(
-            target=self._run, args=(folder, env_steps, snapshot), name="replay-writer", daemon=True
-        )
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # no more threads to be had
-            self._thread = None
-            snapshot.close()
-            self._errors.append(StorageError(f"replay memory of step {env_steps} was not saved: {error}"))
-            return False
-        return True
-
-    def poll(self) -> StorageError | None:
-        """The oldest error not yet told; each is told once."""
-        return self._errors.pop(0) if self._errors else None
-
-    def join(self, timeout: float) -> bool:
-        """Wait at most so many seconds; whether nothing is being saved any more."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-        return not self.busy
-
-    def cancel(self) -> None:
-        """Give up what is being saved, soon: `join` waits for it. What was saved before stays."""
-        if self._snapshot is not None and self.busy:
-            self._snapshot.close()
-
-    def _run(self, folder: Path, env_steps: int, snapshot: Snapshot) -> None:
-        try:
-            save(folder, env_steps, snapshot, self._files, self._keep)
-        except StorageError as error:
-            self._errors.append(error)
-        except Exception as error:  # whatever it is, it must not be lost with the thread
-            what = str(error) if isinstance(error, RookeryError) else f"{type(error).__name__}: {error}"
-            wrapped = StorageError(f"replay memory of step {env_steps} was not saved: {what}")
-            wrapped.__cause__ = error
-            self._errors.append(wrapped)

@@ -36,14 +36,19 @@ def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
 
 
 def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+    return merged({}, flat)
+
+
+def merged(tree: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
+    """The tree with more leaves, each by its path; what is given stays as it is."""
+    whole = map(lambda leaf: leaf, tree)
     for path, leaf in flat.items():
         *parents, name = path.split("/")
-        node = tree
+        node = whole
         for parent in parents:
             node = node.setdefault(parent, {})
         node[name] = leaf
-    return tree
+    return whole
 
 
 def to_torch(tree: Tree) -> Tree:

@@ -7,6 +7,7 @@ from math import isnan
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from support_parcels import MIXED, STACKED, VECTOR, Maker, shapes_of
 
 from rookery import tree
@@ -18,6 +19,31 @@ SPECS = {"vector": VECTOR, "stacked": STACKED, "mixed": MIXED}
 ROWS = 25  # of the frame rings of a model
 
 REMOVERS, SAMPLERS = ("fifo", "soft", "inverse"), ("uniform", "proportional", "rank")
+
+# What may be done to a `Model`, (name of the method, arguments), and to which
+
+priority = st.floats(2**-10, 2**10, width=32)
+
+operation = st.one_of(
+    st.tuples(
+        st.just("insert"), st.integers(0, 1), st.integers(0, 4), st.integers(0, 6),
+        st.lists(st.one_of(st.just(float("nan")), priority), min_size=4, max_size=4),
+    ),
+    st.tuples(st.just("sample"), st.floats(0, 1.2)),
+    st.tuples(st.just("update"), st.integers(0, 3), st.lists(priority, min_size=1, max_size=5)),
+    st.just(("remove_to_fit",)),
+    st.tuples(st.just("forget"), st.integers(0, 1)),
+)  # fmt: skip
+
+operations = st.lists(operation, max_size=40)
+
+memories = st.fixed_dictionaries({
+    "sampler": st.sampled_from(SAMPLERS), "capacity": st.integers(1, 12), "batch": st.integers(1, 9),
+    "start": st.sampled_from(["max", "actor"]), "weights": st.sampled_from(["batch", "memory", "raw"]),
+    "beta_end": st.sampled_from([None, 1.0]), "alpha": st.sampled_from([0.0, 0.6, 1.0]), "compress": st.booleans(),
+})  # fmt: skip
+
+kinds = st.sampled_from([{"n_step": 2}, {"sequence": 3, "burn_in": 1, "overlap": 1}])
 
 
 def table_of(plan: Replay, spec: EnvSpec = VECTOR, items: int = 4, frames: int = 6, seed: int = 0) -> ReplayTable:

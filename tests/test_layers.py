@@ -17,8 +17,8 @@ PACKAGE = Path(__file__).parents[1] / "rookery"
 BASE = {"types", "tree", "errors", "config", "ranges", "seeding", "printable", "trust", "trusted"}
 CONTRACT = "algorithms.base"
 SERVICES = {"actor", "learner", "journal", "pipes", "metrics", "checkpoint", "evaluate"}
-SERVICES |= {"claim", "codec", "files", "folder", "limits", "memory_file", "policy", "producer", "record"}
-SERVICES |= {"actor_state", "registry", "stored", "weights"}
+SERVICES |= {"claim", "codec", "files", "folder", "limits", "memory_file", "memory_writer", "policy", "producer"}
+SERVICES |= {"actor_state", "record", "registry", "stored", "weights"}
 TOP = {"recipes", "cli", "run", "__init__", "__main__"}
 EVERYTHING = {*BASE, "ops", "nets", "envs", "replay", "algorithms", *SERVICES, "topologies", *TOP}
 

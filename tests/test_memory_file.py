@@ -21,8 +21,9 @@ from test_checkpoint import Crash, Unreliable, names
 from rookery import memory_file, tree
 from rookery.errors import CheckpointError, StorageError
 from rookery.files import TENSORS, FileLayer
-from rookery.memory_file import Writer
+from rookery.memory_writer import Writer
 from rookery.replay.memory import ReplayTable
+from rookery.replay.ring import Packed
 from rookery.replay.snapshot import Snapshot
 
 CASES = {
@@ -154,8 +155,13 @@ def test_every_kind_of_array_in_the_state_is_stored(tmp_path):
         def used(self):
             return {"a": 4, "b": 3}
 
-        def state(self):
+        def vectors(self):
+            return {}
+
+        def numbers(self):
             return state
+
+        state = numbers
 
         def check_state(self, loaded, used):
             assert used == self.used()
@@ -201,6 +207,54 @@ def test_saving_and_loading_take_the_memory_of_a_few_chunks(tmp_path, monkeypatc
     finally:
         tracemalloc.stop()
     assert np.array_equal(big[::1000], big_before) and len(list(path.glob("rows-*"))) == 4
+
+
+class Frames:
+    """A table of nothing but packed rows that cannot be packed."""
+
+    def __init__(self, rows: int, width: int):
+        self.before_write, self.packed = None, Packed(rows, width)
+
+    def arrays(self):
+        return {"frames": self.packed}
+
+    def used(self):
+        return {"frames": self.packed.shape[0]}
+
+    def vectors(self):
+        return {}
+
+    def numbers(self):
+        return {"n": 1}
+
+    state = numbers
+
+    def load(self, state):
+        assert state == {"n": 1}
+
+
+def test_packed_rows_are_saved_and_loaded_in_pieces(tmp_path, monkeypatch):
+    """Of 48 MB nothing is joined but a few megabytes at a time."""
+    monkeypatch.setattr(memory_file, "SEGMENT", 256 << 20)
+    monkeypatch.setattr(memory_file, "PACKED_SEGMENT", 8 << 20)
+    table, loaded = Frames(6000, 9000), Frames(6000, 9000)
+    rng = np.random.default_rng(0)
+    table.packed[:] = [rng.bytes(int(size)) for size in rng.integers(7000, 9000, 6000)]
+    tracemalloc.start()
+    try:
+        path = memory_file.save(tmp_path, 1, Snapshot(table))
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+        tracemalloc.clear_traces()
+        memory_file.load(path, loaded)
+        assert tracemalloc.get_traced_memory()[1] < loaded.packed.bytes + (12 << 20)
+    finally:
+        tracemalloc.stop()
+    assert loaded.packed[:] == table.packed[:] and loaded.packed.bytes == table.packed.bytes
+    files = list(path.glob("rows-*"))
+    assert len(files) >= 5 and all(file.stat().st_size < 10 << 20 for file in files)
+    with safetensors.safe_open(sorted(files)[0], "np") as opened:  # as any program that knows the format would read it
+        first, sizes, rows = int(opened.metadata()["first"]), opened.get_tensor("sizes"), opened.get_tensor("frames")
+    assert rows[: sizes[0]].tobytes() == table.packed[first] and len(rows) == sizes.sum()
 
 
 # Saving beside a run

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,15 +52,14 @@ def forge(path: Path, change, blobs: dict[str, bytes] | None = None) -> None:
     (path / MANIFEST).write_bytes(files.pretty(outer))
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+@pytest.fixture(scope="module", params=["mixed", "packed"])
+def saved(request, tmp_path_factory):
     """A memory on disk, its files as they were written, and a table in use that it could be loaded into."""
-    life = Life("mixed", 40)
-    path = save(tmp_path_factory.mktemp("saved"), life)
-    return path, {file.name: file.read_bytes() for file in path.iterdir()}, Life("mixed", 7).table
+    path = save(tmp_path_factory.mktemp("saved"), Life(request.param, 40))
+    return path, {file.name: file.read_bytes() for file in path.iterdir()}, Life(request.param, 7).table
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     which=st.floats(0, 1, exclude_max=True),
     where=st.floats(0, 1, exclude_max=True),
@@ -81,8 +81,7 @@ def test_no_damaged_memory_is_ever_loaded(saved, which, where, kind, bit, byte):
 
 
 def test_what_was_repaired_loads(saved):
-    path, _, _ = saved
-    table = Life("mixed").table
+    path, _, table = saved
     assert memory_file.load(path, table) == 20 and len(table) > 0
 
 
@@ -104,7 +103,7 @@ def test_messages_say_what_is_wrong(tmp_path):
         "rows-00000.safetensors has 9 bytes instead of": lambda p: os.truncate(p / "rows-00000.safetensors", 9),
         "tensors.safetensors is missing": lambda p: (p / TENSORS).unlink(),
         "manifest.json is missing": lambda p: (p / MANIFEST).unlink(),
-        "upgrade rookery": lambda p: forge(p, lambda body: body | {"schema": 2, "new field": 1}),
+        "upgrade rookery": lambda p: forge(p, lambda body: body | {"schema": 3, "new field": 1}),
     }
     for number, (words, spoil) in enumerate(cases.items()):
         copied = shutil.copytree(path, tmp_path / f"copy-{number}")
@@ -194,6 +193,75 @@ def test_a_hostile_manifest_is_a_clean_error(tmp_path, name):
     words = {"other capacity": "records", "negative size": META, "huge size": META}.get(name, MANIFEST)
     refused(path, Life("mixed", 3).table, words)
     assert memory_file._sound(path) is None or name == "other capacity"
+
+
+HOSTILE_PACKED = {
+    "not packed": lambda body: frames(body, packed=False),
+    "packed without bytes": lambda body: segment(body, packed_segment(body), packed=None),
+    "negative bytes": lambda body: segment(body, packed_segment(body), packed=-1),
+    "huge bytes": lambda body: segment(body, packed_segment(body), packed=2**62),
+    "a byte more": lambda body: segment(
+        body,
+        packed_segment(body),
+        packed=body["segments"][f"rows-{packed_segment(body):05d}.safetensors"]["packed"] + 1,
+    ),
+}
+
+
+def frames(body: dict, **change) -> dict:
+    return {"arrays": body["arrays"] | {"frames/obs": body["arrays"]["frames/obs"] | change}}
+
+
+def packed_segment(body: dict) -> int:
+    return next(int(name[5:10]) for name, part in body["segments"].items() if part["array"] == "frames/obs")
+
+
+@pytest.mark.parametrize("name", HOSTILE_PACKED)
+def test_a_hostile_manifest_of_packed_rows_is_a_clean_error(tmp_path, name):
+    path = save(tmp_path, Life("packed", 40))
+    forge(path, lambda body: body | HOSTILE_PACKED[name](body))
+    refused(path, Life("packed", 3).table, MANIFEST)
+
+
+@pytest.mark.parametrize("sizes", [(-1000, 1000), (2**62, -(2**62)), (10**9, 0)])
+def test_hostile_sizes_of_packed_rows_are_a_clean_error(tmp_path, sizes):
+    """The first two rows get other sizes; the digests fit."""
+    path = save(tmp_path, Life("packed", 40))
+    body = msgspec.json.decode((path / MANIFEST).read_bytes())["manifest"]
+    name = f"rows-{packed_segment(body):05d}.safetensors"
+    blob = (path / name).read_bytes()
+    at = 8 + int.from_bytes(blob[:8], "little")
+    before = np.frombuffer(blob, "<i8", 2, at)
+    after = (before + sizes).astype("<i8").tobytes()
+    forge(path, lambda body: None, {name: blob[:at] + after + blob[at + 16 :]})
+    refused(path, Life("packed", 3).table, f"{name} has rows of sizes that do not fit")
+
+
+def test_memories_of_the_older_schema_are_loaded_or_refused_with_a_reason(tmp_path):
+    """Schema 1 had no packed rows: compressed frames were part of the state."""
+
+    def older(body):
+        arrays = {name: {k: entry[k] for k in ("rows", "used", "width")} for name, entry in body["arrays"].items()}
+        segments = {name: {k: part[k] for k in ("array", "first", "rows")} for name, part in body["segments"].items()}
+        return body | {"schema": 1, "arrays": arrays, "segments": segments}
+
+    life = Life("mixed", 40)
+    path, loaded = save(tmp_path / "mixed", life), Life("mixed", 3).table
+    forge(path, older)
+    memory_file.load(path, loaded)
+    assert same(contents(loaded), contents(life.table))
+
+    def without_frames(body):
+        body = older(body)
+        gone = [name for name, part in body["segments"].items() if part["array"] == "frames/obs"]
+        for name in gone:
+            del body["segments"][name], body["files"][name]
+        del body["arrays"]["frames/obs"]
+        return body
+
+    path = save(tmp_path / "packed", Life("packed", 40))
+    forge(path, without_frames)
+    refused(path, Life("packed", 3).table, "written by an older Rookery, which stored compressed frames in another way")
 
 
 HOSTILE_STATES = {

@@ -8,16 +8,18 @@ and as evicted if it goes before that.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from rookery import tree
 from rookery.errors import CheckpointError, UsageError
 from rookery.replay import verify
 from rookery.replay.frames import fill, image_leaves
 from rookery.replay.limiter import Limiter
-from rookery.replay.ring import BeforeWrite
+from rookery.replay.ring import BeforeWrite, Packed, Rows
 from rookery.replay.sampler import Proportional, Rank, Sampler, Uniform
 from rookery.replay.store import Shapes, Store, physical_slots, store_bytes
 from rookery.seeding import seed_of
@@ -54,7 +56,7 @@ class ReplayTable:
         self._rng = np.random.Generator(np.random.PCG64(seed_of(seed, "replay")))
         self._kind = Sequences if plan.sequence else Transitions
         self._columns = [(path, *path.partition("/")[::2]) for path in shapes if path in self.store.columns]
-        self._priority = np.zeros(slots, np.float32)  # raw, as written
+        self._priority = np.zeros(slots, np.float32)  # raw, as written; 0 where no item is
         self._waiting = np.zeros(slots, np.int32)  # environment steps of an item that was not drawn yet
         self._largest = 1.0  # largest raw priority so far
         self._size = 0
@@ -88,6 +90,7 @@ class ReplayTable:
 
     def settle(self) -> None:
         """Count no step of what is here any more: somebody else has, since these items were saved."""
+        self._changing("waiting", slice(0, len(self._waiting)))
         self._waiting[:] = 0
         self.steps_waiting = 0
 
@@ -128,6 +131,7 @@ class ReplayTable:
             self._write_off(old)  # the sampler need not be told: the slots are set again right away
         self.store.add(items, slots)
         self._set(slots, priority)
+        self._changing("waiting", slots)
         self._waiting[slots] = steps
         self.steps_waiting += int(steps.sum())
         self._size += len(slots)
@@ -146,6 +150,7 @@ class ReplayTable:
         self.sampler.set(slots, priority)
         if self.remover is not None:
             self.remover.set(slots, priority)
+        self._changing("priority", slots)
         self._priority[slots] = priority.astype(np.float32)  # numpy is slow to convert within the write
 
     def forget(self, actor: int) -> None:
@@ -174,6 +179,8 @@ class ReplayTable:
         self.sampler.remove(slots)
         if self.remover is not None:
             self.remover.remove(slots)
+        self._changing("priority", slots)
+        self._priority[slots] = 0.0
 
     def _write_off(self, slots: np.ndarray) -> None:
         lost = int(self._waiting.take(slots).sum())
@@ -209,6 +216,7 @@ class ReplayTable:
         steps = self._waiting.take(slots)
         if not np.count_nonzero(steps):  # quicker than any()
             return 0
+        self._changing("waiting", slots)
         mark = np.arange(-len(slots), 0, dtype=np.int32)
         self._waiting[slots] = mark
         fresh = int(steps[self._waiting.take(slots) == mark].sum())
@@ -245,7 +253,7 @@ class ReplayTable:
     def stats(self) -> dict[str, float]:
         """Ages are those of the last batch drawn, in items inserted since; priorities those in the memory."""
         ids, then = self._last
-        raw = self._priority[self.store.ids >= 0]
+        raw = self._priority[: min(self.store.next_id, len(self._priority))]  # 0 where no item is
         return {
             "size": self._size,
             "inserted": self.inserted,
@@ -253,43 +261,61 @@ class ReplayTable:
             "sample_insert_ratio": self.sampled / max(self.inserted, 1),
             "age_mean": float(then - 1 - ids.mean()),
             "age_max": float(then - 1 - ids.min()),
-            "priority_mean": float(raw.mean(dtype=np.float64)) if len(raw) else 0.0,
+            "priority_mean": float(raw.sum(dtype=np.float64) / max(self._size, 1)),
             "priority_max": float(raw.max(initial=0.0)),
             "gone": self.gone,
             "evicted": self.evicted,
         }
 
-    # Checkpoints: `arrays` are large and written as they are (see `before_write`), `state` is all the rest.
+    # Checkpoints: `arrays` are bulk memory, `vectors` the parts of the state that grow with it, `numbers` all the rest.
 
     @property
     def before_write(self) -> BeforeWrite | None:
-        """Called with (name, first row, rows) before rows of `arrays()` change: a snapshot copies them first."""
+        """Called with (name, rows) before rows of an array or a vector change: a snapshot copies them first."""
         return self.store.before_write
 
     @before_write.setter
     def before_write(self, hook: BeforeWrite | None) -> None:
         self.store.before_write = hook
+        for name, sampler in self._samplers().items():
+            (vector,) = sampler.vectors()
+            sampler.before_write = None if hook is None else partial(hook, f"{name}/{vector}")
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def _changing(self, name: str, rows: Rows) -> None:
+        if self.store.before_write is not None:
+            self.store.before_write(name, rows)
+
+    def _samplers(self) -> dict[str, Sampler]:
+        return {"sampler": self.sampler} | ({"remover": self.remover} if self.remover is not None else {})
+
+    def arrays(self) -> dict[str, np.ndarray | Packed]:
         return self.store.arrays()
 
     def used(self) -> dict[str, int]:
-        """Rows of `arrays()` written so far; those behind them are zero."""
+        """Rows of `arrays()` written so far; those behind them are empty."""
         return self.store.used()
 
-    def state(self) -> dict[str, Any]:
+    def vectors(self) -> dict[str, np.ndarray]:
+        """By path in the state; views."""
+        owners = {"store": self.store, **self._samplers()}
+        found = {f"{name}/{key}": vector for name, owner in owners.items() for key, vector in owner.vectors().items()}
+        return found | {"priority": self._priority, "waiting": self._waiting}
+
+    def numbers(self) -> dict[str, Any]:
         return {
-            "store": self.store.state(),
-            "sampler": self.sampler.state(),
-            "remover": self.remover.state() if self.remover is not None else {},
+            "store": self.store.numbers(),
+            "sampler": {},
+            "remover": {},
             "limiter": self.limiter.state(),
             "rng": self._rng.bit_generator.state,
-            "priority": self._priority.copy(),
-            "waiting": self._waiting.copy(),
             "largest": self._largest,
             "last": {"ids": self._last[0], "next": self._last[1]},
             "counts": {name: int(getattr(self, name)) for name in _COUNTS},
         }
+
+    def state(self) -> dict[str, Any]:
+        """All that is not in `arrays`, as copies."""
+        return tree.merged(self.numbers(), {path: vector.copy() for path, vector in self.vectors().items()})
 
     def check_state(self, state: dict[str, Any], used: dict[str, int]) -> None:
         """CheckpointError unless this table could have written it; before `arrays()` are filled."""
@@ -314,6 +340,7 @@ class ReplayTable:
         self.limiter.load(state["limiter"])
         self._rng.bit_generator.state = state["rng"]
         fill(self._priority, np.asarray(state["priority"]), "priorities")
+        self._priority[self.store.ids < 0] = 0.0  # older files have what was there before
         fill(self._waiting, np.asarray(state["waiting"]), "steps")
         self._largest = float(state["largest"])
         self._last = np.array(state["last"]["ids"]), int(state["last"]["next"])
@@ -347,8 +374,8 @@ def _largest(priorities: np.ndarray) -> float:
     return largest
 
 
-def _put(tree: dict[str, Any], path: str, leaf: torch.Tensor) -> None:
+def _put(node: dict[str, Any], path: str, leaf: torch.Tensor) -> None:
     *parents, name = path.split("/")
     for parent in parents:
-        tree = tree.setdefault(parent, {})
-    tree[name] = leaf
+        node = node.setdefault(parent, {})
+    node[name] = leaf

@@ -10,14 +10,17 @@ import heapq
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from rookery.errors import CheckpointError
 from rookery.replay import stream
 
-BeforeWrite = Callable[[str, int, int], None]  # name of the array, first row, number of rows
+Rows = slice | np.ndarray  # a slice with start and stop, or indices
+BeforeWrite = Callable[[str, Rows], None]  # called with (name of an array, rows of it) before they change
 
 NEVER = np.iinfo(np.int64).max  # number of the zero frame: it is never overwritten
 _WATCHED = 256  # items whose oldest frame is watched together
@@ -55,7 +58,8 @@ class Watch:
             yield heapq.heappop(self._groups)[1:]
 
     def state(self) -> np.ndarray:
-        return np.array([self._open, *self._groups], np.int64)
+        groups = [self._open, *self._groups]  # thousands: a list of tuples is slow to make an array of
+        return np.fromiter(chain.from_iterable(groups), np.int64, 3 * len(groups)).reshape(-1, 3)
 
     def load(self, state: np.ndarray) -> None:
         self._open, *self._groups = map(tuple, np.asarray(state).tolist())
@@ -113,6 +117,10 @@ class FrameRing:
     def _allocate(self) -> None:
         self.memory = np.zeros((self.rows + 1, self._bytes), np.uint8)
 
+    def array(self) -> np.ndarray | Packed:
+        """The frames, without the zero frame: [rows, bytes]."""
+        return self.memory[:-1]
+
     def write(self, frames: np.ndarray, actor: int, first: int, before_write: BeforeWrite | None) -> None:
         """Append `frames`, which their actor numbers from `first` on."""
         spans, count = self._spans.setdefault(actor, []), len(frames)
@@ -130,7 +138,7 @@ class FrameRing:
             del spans[: -self._spans_kept]
         for here, there in runs(self.head % self.rows, count, self.rows):
             if before_write is not None:
-                before_write(self.name, there.start, there.stop - there.start)
+                before_write(self.name, there)
             self._put(there, frames[here])
         self.head += count
 
@@ -193,6 +201,36 @@ class FrameRing:
         self.watch.load(state["watch"])
 
 
+class Packed:
+    """Rows of different sizes, each a bytes object: as an array [rows, bytes] of which slices are lists."""
+
+    def __init__(self, rows: int, unpacked: int):
+        self.shape = (rows, unpacked)
+        self.bytes = 0  # of all rows together
+        self._rows = [b""] * rows
+
+    def __getitem__(self, rows: slice) -> list[bytes]:
+        return self._rows[rows]
+
+    def __setitem__(self, rows: slice, packed: list[bytes]) -> None:
+        old = self._rows[rows]
+        assert len(old) == len(packed), (rows, len(packed))
+        self.bytes += sum(map(len, packed)) - sum(map(len, old))
+        self._rows[rows] = packed
+
+    def unpack(self, row: int) -> bytes:
+        try:
+            whole = zlib.decompressobj().decompress(self._rows[row], self.shape[1])  # never more than that
+        except zlib.error:
+            whole = b""
+        if len(whole) != self.shape[1]:
+            raise CheckpointError(
+                f"a compressed frame of the replay memory is damaged (row {row}): the memory was loaded from a file "
+                "that Rookery did not write. Remove the run's replay folder to go on with an empty memory"
+            )
+        return whole
+
+
 class PackedRing(FrameRing):
     """A frame ring that keeps each frame compressed on its own, as a bytes object: rows differ in size.
 
@@ -202,36 +240,22 @@ class PackedRing(FrameRing):
     """
 
     def _allocate(self) -> None:
-        self.memory = None
-        self.packed = [_pack(np.zeros(self._bytes, np.uint8))] * (self.rows + 1)
+        self.packed = Packed(self.rows, self._bytes)
+
+    def array(self) -> Packed:
+        return self.packed
 
     def _put(self, rows: slice, frames: np.ndarray) -> None:
-        self.packed[rows] = [_pack(frame) for frame in frames]
+        self.packed[rows] = [zlib.compress(np.ascontiguousarray(frame), 1) for frame in frames]
 
     def gather(self, wanted: Sequence[np.ndarray]) -> list[np.ndarray]:
         rows = np.stack(wanted)
         every, inverse = np.unique(rows, return_inverse=True)
-        raw = np.empty((len(every), self._bytes), np.uint8)
-        for line, row in zip(raw, every.tolist()):
-            line[:] = np.frombuffer(zlib.decompress(self.packed[row], bufsize=self._bytes), np.uint8)
+        raw = np.zeros((len(every), self._bytes), np.uint8)
+        for line, row in zip(raw, every.clip(0, self.rows).tolist()):
+            if row < self.rows:  # the zero frame is not stored
+                line[:] = np.frombuffer(self.packed.unpack(row), np.uint8)
         return self._whole(raw, inverse.reshape(rows.shape).astype(np.int32))
-
-    def state(self) -> dict[str, Any]:
-        """Frames too: they are in no array."""
-        here = self.packed[: min(self.head, self.rows)]
-        packed = np.frombuffer(b"".join(here), np.uint8)
-        return super().state() | {"packed": packed, "sizes": np.array([len(one) for one in here], np.int64)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        super().load(state)
-        packed, end = np.asarray(state["packed"], np.uint8).tobytes(), 0
-        for row, size in enumerate(np.asarray(state["sizes"]).tolist()):
-            self.packed[row] = packed[end : end + size]
-            end += size
-
-
-def _pack(frame: np.ndarray) -> bytes:
-    return zlib.compress(np.ascontiguousarray(frame), 1)
 
 
 def runs(first: int, count: int, rows: int) -> list[tuple[slice, slice]]:

@@ -12,6 +12,7 @@ Not here: what lies in a slot, importance weights, the largest priority so far (
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -19,11 +20,14 @@ import numpy as np
 from rookery.replay import kernel
 from rookery.replay.order import NONE, make_order
 from rookery.replay.power import Power
+from rookery.replay.ring import Rows
 from rookery.replay.tree import SumTree
 
 
 class Sampler(Protocol):
     """Over slots 0..capacity-1; `len` is the number of slots that hold an item."""
+
+    before_write: Callable[[Rows], None] | None  # called before entries of its vector change: snapshots
 
     def set(self, slot: np.ndarray, priority: np.ndarray) -> None:
         """Items come in or change. Raw priorities, finite and >= 0; the last one counts where a slot stands twice."""
@@ -39,8 +43,11 @@ class Sampler(Protocol):
 
     def __len__(self) -> int: ...
 
+    def vectors(self) -> dict[str, np.ndarray]:
+        """All that `load` needs to draw the same again: one vector by its name, as a view."""
+
     def state(self) -> dict[str, np.ndarray]:
-        """All that `load` needs to draw the same again, as copies."""
+        """The same as a copy."""
 
     def load(self, state: dict[str, np.ndarray]) -> None: ...
 
@@ -52,6 +59,7 @@ class Uniform:
         self._item = np.empty(capacity, np.int64)  # slots that hold one, in the order they came
         self._place = np.full(capacity, -1, np.int64)  # where in `_item` a slot stands
         self._size = 0
+        self.before_write: Callable[[Rows], None] | None = None
 
     def __len__(self) -> int:
         return self._size
@@ -77,6 +85,8 @@ class Uniform:
         self._size = size
 
     def _put(self, slot: np.ndarray, place: np.ndarray) -> None:
+        if self.before_write is not None:
+            self.before_write(place)
         self._item[place] = slot
         self._place[slot] = place
 
@@ -87,6 +97,9 @@ class Uniform:
     def lowest(self) -> float:
         _some(self)
         return 1 / self._size
+
+    def vectors(self) -> dict[str, np.ndarray]:
+        return {"item": self._item[: self._size]}
 
     def state(self) -> dict[str, np.ndarray]:
         return {"item": self._item[: self._size].copy()}
@@ -110,15 +123,21 @@ class Proportional:
     def __init__(self, capacity: int, alpha: float):
         self._power = Power(alpha)
         self._tree = SumTree(capacity)
+        self.before_write: Callable[[Rows], None] | None = None
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._tree.leaves))  # counted anew: keeping count would slow `set` down
 
     def set(self, slot: np.ndarray, priority: np.ndarray) -> None:
-        self._tree.set(slot, self._power(priority))
+        self._write(slot, self._power(priority))
 
     def remove(self, slot: np.ndarray) -> None:
-        self._tree.set(slot, np.zeros(len(slot)))
+        self._write(slot, np.zeros(len(slot)))
+
+    def _write(self, slot: np.ndarray, leaf: np.ndarray) -> None:
+        if self.before_write is not None:
+            self.before_write(slot)
+        self._tree.set(slot, leaf)
 
     def draw(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         return self._tree.draw(rng.random(n))
@@ -127,6 +146,9 @@ class Proportional:
         smallest = self._tree.smallest()
         return smallest / self._tree.total if smallest < math.inf else 1 / _some(self)
 
+    def vectors(self) -> dict[str, np.ndarray]:
+        return {"leaf": self._tree.leaves}
+
     def state(self) -> dict[str, np.ndarray]:
         return {"leaf": self._tree.leaves.copy()}
 
@@ -134,7 +156,7 @@ class Proportional:
         leaf = np.asarray(state["leaf"])
         if leaf.shape != self._tree.leaves.shape:
             raise ValueError(f"the state has {leaf.shape} leaves, this sampler {self._tree.leaves.shape}")
-        self._tree.set(np.arange(len(leaf)), leaf)
+        self._write(np.arange(len(leaf)), leaf)
 
 
 class Rank:
@@ -157,6 +179,7 @@ class Rank:
             raise ValueError(f"alpha is {alpha}: for ranks it must be finite and not negative")
         self._alpha, self._order = alpha, make_order(capacity)
         self._tree = SumTree(capacity)  # leaf r: the mass of rank r + 1
+        self.before_write: Callable[[Rows], None] | None = None
 
     def __len__(self) -> int:
         return len(self._order)
@@ -174,6 +197,8 @@ class Rank:
         self._change(slot, np.full(len(slot), NONE))
 
     def _change(self, slot: np.ndarray, key: np.ndarray) -> None:
+        if self.before_write is not None:
+            self.before_write(slot)
         old = len(self._order)
         self._order.set(slot, key)
         new = len(self._order)
@@ -188,6 +213,9 @@ class Rank:
 
     def lowest(self) -> float:
         return float(self._tree.leaves[_some(self) - 1] / self._tree.total)
+
+    def vectors(self) -> dict[str, np.ndarray]:
+        return {"key": self._order.key}
 
     def state(self) -> dict[str, np.ndarray]:
         return {"key": self._order.key.copy()}

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from rookery.replay.frames import fill, frame_shape, image_leaves
-from rookery.replay.ring import NEVER, BeforeWrite, FrameRing, PackedRing, runs
+from rookery.replay.ring import NEVER, BeforeWrite, FrameRing, Packed, PackedRing, Rows, runs
 from rookery.types import EnvSpec, Leaf, Replay
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]  # of a parcel: path -> (shape, dtype)
-Slots = slice | np.ndarray
 
 SOFT_ROOM = 1.25  # physical room of a soft capacity
 PACKED = 4  # what compression makes of frames, for `bytes_needed` only: most shrink more than that
@@ -84,7 +83,7 @@ class Store:
     """Records, their ids, and the frames they need. Slots are a ring, or with remover "inverse" any that is free."""
 
     def __init__(self, plan: Replay, shapes: Shapes, spec: EnvSpec, actors: int):
-        self.before_write: BeforeWrite | None = None  # called before rows of `arrays()` change: snapshots
+        self.before_write: BeforeWrite | None = None  # called before rows of arrays or vectors change: snapshots
         self.slots = physical_slots(plan)
         self.next_id = 0
         self.ids = np.full(self.slots, -1, np.int64)  # -1: no item here
@@ -171,14 +170,14 @@ class Store:
         if not count:
             return
         if self._free is None:
-            parts: list[tuple[slice, Slots]] = list(runs(self.next_id % self.slots, count, self.slots))
+            parts: list[tuple[slice, Rows]] = list(runs(self.next_id % self.slots, count, self.slots))
         else:
             parts = [(slice(0, count), slots)]
             self._free_count -= count
         for here, there in parts:
             if self.before_write is not None:
-                for first, rows in _spans_of(there):
-                    self.before_write("records", first, rows)
+                self.before_write("records", there)
+                self.before_write("store/ids", there)
             for path, column in self.columns.items():
                 column[there] = items[path][here]
         for ring in self.rings.values():
@@ -187,9 +186,14 @@ class Store:
         self.next_id += count
 
     def free(self, slots: np.ndarray) -> None:
+        if self.before_write is not None:
+            self.before_write("store/ids", slots)
         self.ids[slots] = -1
         if self._free is not None:
-            self._free[self._free_count : self._free_count + len(slots)] = slots
+            there = slice(self._free_count, self._free_count + len(slots))
+            if self.before_write is not None:
+                self.before_write("store/free", there)
+            self._free[there] = slots
             self._free_count += len(slots)
 
     # Out
@@ -225,21 +229,27 @@ class Store:
 
     # Checkpoints
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The bulk memory by name: views [rows, bytes]. Compressed frames are in `state` instead."""
+    def arrays(self) -> dict[str, np.ndarray | Packed]:
+        """The bulk memory by name: views [rows, bytes]."""
         records = self._records.view(np.uint8).reshape(self.slots, -1)
-        frames = {ring.name: ring.memory[:-1] for ring in self.rings.values() if ring.memory is not None}
-        return {"records": records} | frames
+        return {"records": records} | {ring.name: ring.array() for ring in self.rings.values()}
 
     def used(self) -> dict[str, int]:
-        """Rows of `arrays()` that may have been written; all behind them are zero. New slots are taken in order."""
-        frames = {ring.name: min(ring.head, ring.rows) for ring in self.rings.values() if ring.memory is not None}
+        """Rows of `arrays()` that may have been written; all behind them are empty. New slots are taken in order."""
+        frames = {ring.name: min(ring.head, ring.rows) for ring in self.rings.values()}
         return {"records": min(self.next_id, self.slots)} | frames
 
+    def vectors(self) -> dict[str, np.ndarray]:
+        """Parts of `state` that grow with the memory, as views. `before_write` calls them "store/ids", "store/free"."""
+        free = np.empty(0, np.int64) if self._free is None else self._free[: self._free_count]
+        return {"ids": self.ids, "free": free}
+
+    def numbers(self) -> dict[str, Any]:
+        """The state without them."""
+        return {"next_id": self.next_id, "rings": {key: ring.state() for key, ring in self.rings.items()}}
+
     def state(self) -> dict[str, Any]:
-        free = np.empty(0, np.int64) if self._free is None else self._free[: self._free_count].copy()
-        rings = {key: ring.state() for key, ring in self.rings.items()}
-        return {"ids": self.ids.copy(), "next_id": self.next_id, "free": free, "rings": rings}
+        return self.numbers() | {name: vector.copy() for name, vector in self.vectors().items()}
 
     def load(self, state: dict[str, Any]) -> None:
         fill(self.ids, np.asarray(state["ids"]), "ids of items")
@@ -253,11 +263,3 @@ class Store:
 
 def _flat(rows: np.ndarray) -> np.ndarray:
     return rows.reshape(len(rows), prod(rows.shape[1:]))
-
-
-def _spans_of(rows: Slots) -> list[tuple[int, int]]:
-    """Rows as runs (first, count)."""
-    if isinstance(rows, slice):
-        return [(rows.start, rows.stop - rows.start)]
-    rows = np.sort(rows)
-    return [(int(run[0]), len(run)) for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(run)]

@@ -13,7 +13,7 @@ from functools import cached_property
 from shlex import quote
 from time import monotonic
 
-from rookery import memory_file
+from rookery import memory_file, memory_writer
 from rookery.actor import as_unroll
 from rookery.errors import CheckpointError, NumericError, UsageError
 from rookery.pipes.machine import Machine, amount
@@ -99,7 +99,7 @@ class ReplayFeed:
         self.idle_s = 0.0  # time the learner had nothing to train on
         self._turn = False  # without a ratio, one update follows each insertion
         self._warned = False
-        self._writer = memory_file.Writer()
+        self._writer = memory_writer.Writer()
         job.journal.paced_by_env = True
 
     @property
@@ -238,10 +238,11 @@ class ReplayFeed:
         if last:
             self._written(patience)
             self._complain()
-        with self.lock:
-            started = not self._writer.busy and self._writer.start(
-                job.folder / "replay", job.journal.env_steps, Snapshot(self.table)
-            )
+        started = not self._writer.busy
+        if started:
+            with self.lock:
+                snapshot = Snapshot(self.table)
+            started = self._writer.start(job.folder / "replay", job.journal.env_steps, snapshot)
         if not started:
             job.journal.say("the replay memory of the last checkpoint is still being written: this one goes without")
         if last and not self._written(patience):

@@ -197,6 +197,18 @@ def test_a_soft_capacity_never_blocks_and_is_trimmed_to_the_newest():
     table.update(sample.keys, np.ones(4))
 
 
+def test_priorities_of_items_that_have_gone_are_in_no_mean():
+    plan = replay(capacity=4, remover="soft", start="actor", sampler="proportional")
+    table = filled(plan, [9.0, 9.0, 1.0, 2.0, 3.0])
+    table.remove_to_fit()
+    table._remove(np.array([1]))
+    assert (table.stats()["priority_mean"], table.stats()["priority_max"]) == (2.0, 3.0)
+    state = table.state()
+    state["priority"][:2] = 50.0  # older files have what was there before
+    table.load(state)
+    assert (table.stats()["priority_mean"], table.stats()["priority_max"]) == (2.0, 3.0)
+
+
 @pytest.mark.parametrize("remover", ["fifo", "soft"])
 def test_a_parcel_larger_than_the_memory_leaves_its_last_items(remover):
     plan = replay(capacity=4, remover=remover)

@@ -7,35 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support_memory import REMOVERS, SAMPLERS, SPECS, Model, filled, put, tensors_of
+from support_memory import REMOVERS, SPECS, Model, filled, kinds, memories, operations, put, tensors_of
 from support_parcels import replay
 
+from rookery import tree
 from rookery.codec import decode_tree, encode_tree
 from rookery.errors import CheckpointError
 from rookery.replay.memory import ReplayTable, Sample
-
-priority = st.floats(2**-10, 2**10, width=32)
-
-operation = st.one_of(
-    st.tuples(
-        st.just("insert"), st.integers(0, 1), st.integers(0, 4), st.integers(0, 6),
-        st.lists(st.one_of(st.just(float("nan")), priority), min_size=4, max_size=4),
-    ),
-    st.tuples(st.just("sample"), st.floats(0, 1.2)),
-    st.tuples(st.just("update"), st.integers(0, 3), st.lists(priority, min_size=1, max_size=5)),
-    st.just(("remove_to_fit",)),
-    st.tuples(st.just("forget"), st.integers(0, 1)),
-)  # fmt: skip
-
-operations = st.lists(operation, max_size=40)
-
-memories = st.fixed_dictionaries({
-    "sampler": st.sampled_from(SAMPLERS), "capacity": st.integers(1, 12), "batch": st.integers(1, 9),
-    "start": st.sampled_from(["max", "actor"]), "weights": st.sampled_from(["batch", "memory", "raw"]),
-    "beta_end": st.sampled_from([None, 1.0]), "alpha": st.sampled_from([0.0, 0.6, 1.0]), "compress": st.booleans(),
-})  # fmt: skip
-
-kinds = st.sampled_from([{"n_step": 2}, {"sequence": 3, "burn_in": 1, "overlap": 1}])
 
 
 @pytest.mark.parametrize("remover", REMOVERS)
@@ -119,9 +97,53 @@ def test_the_hook_is_called_before_rows_change():
     table, seen = filled(plan, [1.0] * 6), []
     assert table.before_write is None
     records = table.arrays()["records"]
-    table.before_write = lambda name, first, count: seen.append((name, first, count, records[first].any()))
+
+    def hook(name, rows):
+        if name == "records":
+            seen.append((rows, records[rows].any()))
+
+    table.before_write = hook
     put(table, plan, [1.0] * 4)
-    assert seen == [("records", 6, 2, False), ("records", 0, 2, True)]
+    assert seen == [(slice(6, 8), False), (slice(0, 2), True)]
     table.before_write = None
     put(table, plan, [1.0] * 4)
     assert len(seen) == 2
+
+
+@pytest.mark.parametrize("remover", REMOVERS)
+@settings(max_examples=60, deadline=None)
+@given(memories, kinds, st.sampled_from(list(SPECS)), operations, operations)
+def test_every_change_of_a_vector_is_announced(remover, memory, kind, spec, before, after):
+    """What was announced, as it was then, and the rest as it is now, are the vectors then."""
+    spec = "vector" if remover == "inverse" else spec
+    model = Model(replay(**kind, **memory, remover=remover), SPECS[spec])
+    for name, *arguments in before:
+        getattr(model, name)(*arguments)
+    vectors = model.table.vectors()  # views, as long as they are now
+    moment, announced = {path: vector.copy() for path, vector in vectors.items()}, {}
+
+    def hook(name, rows):
+        if name in vectors:
+            rows = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+            for row in rows[rows < len(vectors[name])].tolist():
+                announced.setdefault((name, row), vectors[name][row])
+
+    model.table.before_write = hook
+    for name, *arguments in after:
+        getattr(model, name)(*arguments)
+    model.table.settle()
+    now = {path: vector.copy() for path, vector in vectors.items()}
+    for (path, row), value in announced.items():
+        now[path][row] = value
+    for path, vector in moment.items():
+        np.testing.assert_array_equal(now[path], vector, err_msg=path)
+
+
+def test_numbers_and_vectors_are_the_state():
+    table = filled(replay(capacity=8, sampler="rank", remover="inverse"), [1.0] * 6, batches=1)
+    numbers, vectors, state = table.numbers(), table.vectors(), table.state()
+    assert set(vectors) == {"store/ids", "store/free", "sampler/key", "remover/leaf", "priority", "waiting"}
+    assert all(not isinstance(leaf, np.ndarray) or leaf.size < 5 for leaf in tree.leaves(numbers))
+    flat = tree.flatten(state)
+    assert all(np.array_equal(flat.pop(path), vector) for path, vector in vectors.items())
+    assert flat.keys() == tree.flatten(numbers).keys() - {"sampler", "remover"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rookery.errors import CheckpointError
 from rookery.replay.ring import NEVER, FrameRing, PackedRing, Pool, Watch, runs
 
 
@@ -149,6 +151,31 @@ def test_frames_of_a_batch_stay_while_any_part_of_it_is_held():
     for _ in range(3):
         ring.gather([np.zeros_like(rows)])
     assert part.tolist() == [[32, 33], [32, 33]]
+
+
+def packed_ones(stored: bytes) -> tuple[PackedRing, np.ndarray]:
+    """A ring that has a frame replaced, and the rows of two stacks that need it."""
+    ring = PackedRing("x", 5, (10, 10), reach=4)
+    ring.write(np.ones((3, 10, 10), np.uint8), 0, 0, None)
+    ring.packed[1:2] = [stored]
+    return ring, ring.locate(0, np.array([[1, 1]]))[0]
+
+
+@pytest.mark.parametrize("stored", [b"", b"no zlib", zlib.compress(bytes(99)), zlib.compress(bytes(100))[:-6]])
+def test_a_damaged_compressed_frame_is_a_clean_error(stored):
+    ring, rows = packed_ones(stored)
+    with pytest.raises(CheckpointError, match=r"row 1.*Remove the run's replay folder"):
+        ring.gather([rows])
+
+
+def test_a_compressed_frame_takes_no_more_memory_than_a_frame_has():
+    ring, rows = packed_ones(zlib.compress(bytes(50_000_000)))
+    tracemalloc.start()
+    try:
+        ring.gather([rows])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_compressed_frames_of_every_kind():
