@@ -229,8 +229,14 @@ class Frames:
 
     state = numbers
 
+    def check_state(self, state, used):
+        assert used == self.used()
+
     def load(self, state):
         assert state == {"n": 1}
+
+    def check_records(self):
+        pass
 
 
 def test_packed_rows_are_saved_and_loaded_in_pieces(tmp_path, monkeypatch):
