@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -324,6 +325,8 @@ def test_without_a_place_to_keep_compiled_code_it_is_compiled_all_the_same(monke
     tried = []
 
     class Numba:
+        config = SimpleNamespace(CACHE_DIR="", CACHE_LOCATOR_CLASSES="")
+
         @staticmethod
         def njit(signature, cache=False, **options):
             tried.append(cache)
@@ -334,6 +337,7 @@ def test_without_a_place_to_keep_compiled_code_it_is_compiled_all_the_same(monke
     monkeypatch.setattr(kernel, "numba", lambda: Numba)
     assert kernel.compiled.__wrapped__(abs, "int64(int64)") is abs
     assert tried == [True, False]
+    assert Numba.config.CACHE_DIR == Numba.config.CACHE_LOCATOR_CLASSES == ""
 
 
 def test_a_numba_that_cannot_be_imported_is_no_numba(monkeypatch):
