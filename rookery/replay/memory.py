@@ -21,6 +21,7 @@ from rookery.replay.frames import fill, image_leaves
 from rookery.replay.limiter import Limiter
 from rookery.replay.ring import BeforeWrite, Packed, Rows
 from rookery.replay.sampler import Proportional, Rank, Sampler, Uniform
+from rookery.replay.snapshot import allowance
 from rookery.replay.store import Shapes, Store, physical_slots, store_bytes
 from rookery.seeding import seed_of
 from rookery.types import EnvSpec, Replay, Sequences, Transitions
@@ -71,6 +72,12 @@ class ReplayTable:
         memory = plan.memory
         books = 8 + _SAMPLER_BYTES[memory.sampler] + _SAMPLER_BYTES["proportional"] * (memory.remover == "inverse")
         return store_bytes(plan, shapes, spec, actors) + books * physical_slots(plan)
+
+    @staticmethod
+    def bytes_to_save(plan: Replay, shapes: Shapes, spec: EnvSpec, actors: int = 1) -> int:
+        """Bytes that a snapshot of it takes at most, on top: a copy of the vectors, and what it may hold aside."""
+        vectors = 40 if plan.memory.remover == "inverse" else 24  # per slot; the test counts them
+        return vectors * physical_slots(plan) + allowance(store_bytes(plan, shapes, spec, actors))
 
     def __len__(self) -> int:
         return self._size
@@ -168,10 +175,12 @@ class ReplayTable:
             victims, _ = self.remover.draw(count - self.store.room, self._rng)
             self._remove(np.unique(victims))
 
-    def remove_to_fit(self) -> None:
-        """Remove the oldest items beyond a soft capacity."""
-        if self.memory.remover == "soft" and self._size > self.memory.capacity:
-            self._remove(self.store.oldest(self._size - self.memory.capacity))
+    def remove_to_fit(self, most: int | None = None) -> bool:
+        """Remove the oldest items beyond a soft capacity, at most so many at once; whether there are more."""
+        beyond = self._size - self.memory.capacity if self.memory.remover == "soft" else 0
+        if beyond > 0:
+            self._remove(self.store.oldest(beyond if most is None else min(beyond, most)))
+        return most is not None and beyond > most
 
     def _remove(self, slots: np.ndarray) -> None:
         self._write_off(slots)

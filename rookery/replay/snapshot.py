@@ -24,6 +24,7 @@ from rookery.replay.ring import BeforeWrite, Packed, Rows
 CHUNK = 4 << 20  # bytes
 LEAST_HELD = 64 << 20  # bytes that a snapshot may always hold aside
 HELD_SHARE = 16  # one part in so many of a larger memory
+NOTE = 300  # bytes that a note takes beside the rows in it
 
 
 def allowance(memory: int) -> int:
@@ -227,6 +228,7 @@ class Snapshot:
     def _note(self, part: _Part, number: int, rows: Rows) -> None:
         try:
             values, size = part.old(rows)
+            size += NOTE
         except MemoryError:
             self._end("there is no memory left to hold a part of the replay memory that was about to be overwritten")
             return

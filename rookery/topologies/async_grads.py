@@ -46,7 +46,7 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
             raise UsageError("the applier sees no observations to normalise by; use --net.normalize-obs False")
         state = job.algorithm.initial_state(job.learner.nets, 1)
         shapes = handover_shapes(job.spec, plan, config.envs_per_actor, state)
-        check_room(share(plan.table, config.actors), shapes, job.spec, config.actors)
+        check_room(share(plan.table, config.actors), shapes, job.spec, memories=config.actors, saved=False)
         applier = Applier(job)
         with job.reserve, job.rescuing(applier):
             _run(job, crew, applier)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from shlex import quote
 from time import monotonic
@@ -29,6 +30,7 @@ Release = Callable[[], None]
 SPARE = 0.9  # share of the free memory that a replay memory may take
 LAST_SAVE = 3600.0  # seconds the memory of a finished run may take to reach the disk
 LOOK = 0.1  # seconds between two looks at the signals meanwhile
+PIECE = 10_000  # items removed at once: 10 ms, where ranks are kept
 CLIPPED = 0.05  # share of a value distribution's mass at its ends that is worth a warning
 
 
@@ -91,13 +93,14 @@ class ReplayFeed:
         plan = job.algorithm.plan().table
         assert isinstance(plan, Replay), plan
         self.job, self.plan, self.memory = job, plan, plan.memory
-        check_room(plan, shapes, job.spec)
+        check_room(plan, shapes, job.spec, job.config.actors)
         self.table = ReplayTable(plan, shapes, job.spec, job.config.actors, job.config.seed)
         self.lock = threading.Lock()  # loader threads draw while new items come in
         self.pending = [0] * job.config.actors  # steps the actors hold back until an item is whole
         self.ahead = 0  # steps in batches that were drawn and not trained on yet
         self.idle_s = 0.0  # time the learner had nothing to train on
         self._turn = False  # without a ratio, one update follows each insertion
+        self._trimming = False  # a soft capacity is exceeded by more than is removed at once
         self._warned = False
         self._writer = memory_writer.Writer()
         job.journal.paced_by_env = True
@@ -147,8 +150,7 @@ class ReplayFeed:
             with self.lock:
                 if report.priorities is not None:
                     self.table.update(sample.keys, report.priorities.numpy())
-                if self.memory.remover == "soft" and learner.version % self.memory.remove_every == 0:
-                    self.table.remove_to_fit()
+                self._trim()
             lags = learner.version - 1 - sample.batch.version.numpy()
         self._turn = False
         journal.trained(sample.fresh, lags, report, learner.updates)
@@ -158,6 +160,13 @@ class ReplayFeed:
             journal.queue_depth = len(self.table)
             self._look(report.metrics)
         journal.report()
+
+    def _trim(self) -> None:
+        """Keep to a soft capacity; piece by piece where loaders wait for the lock meanwhile."""
+        if self.memory.remover == "soft" and self.job.learner.version % self.memory.remove_every == 0:
+            self._trimming = True
+        if self._trimming:
+            self._trimming = self.table.remove_to_fit(None if self.synchronous else PIECE)
 
     def _tell(self) -> None:
         idle = self.idle_s / max(1e-9, self.job.journal.life_s)
@@ -271,14 +280,34 @@ def make_feed(job: Job, shapes: Shapes) -> Feed:
     return feed
 
 
-def check_room(plan: Replay, shapes: Shapes, spec: EnvSpec, memories: int = 1) -> None:
-    """Refuse a memory (or several like it) that would not fit, before it is filled and the machine dies of it."""
-    need = memories * ReplayTable.bytes_needed(plan, shapes, spec)
-    have, source = Machine().memory(processes=memories)
-    if need > SPARE * have:
-        capacity = memories * plan.memory.capacity
-        fits = int(capacity * SPARE * have / need)
-        raise UsageError(
-            f"a replay memory of {capacity:,} items needs {amount(need)}, and there are "
-            f"{amount(have)} ({source}); use --algo.replay.capacity {fits} or less"
-        )
+def check_room(
+    plan: Replay, shapes: Shapes, spec: EnvSpec, actors: int = 1, memories: int = 1, saved: bool = True
+) -> None:
+    """Refuse a memory (or several like it) that would not fit, before it is filled and the machine dies of it.
+
+    A memory that is `saved` with checkpoints needs more than itself: what a snapshot copies, and what it holds aside.
+    """
+
+    def needs(capacity: int) -> tuple[int, int]:
+        """Bytes of the memories, and on top of that bytes to save them."""
+        smaller = replace(plan, memory=replace(plan.memory, capacity=capacity))
+        extra = ReplayTable.bytes_to_save(smaller, shapes, spec, actors) + memory_file.BUFFERS if saved else 0
+        return memories * ReplayTable.bytes_needed(smaller, shapes, spec, actors), memories * extra
+
+    saved = saved and plan.memory.save
+    capacity, (have, source) = plan.memory.capacity, Machine().memory(processes=memories)
+    need, extra = needs(capacity)
+    if need + extra <= SPARE * have:
+        return
+    fits, too_many = 0, capacity
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        fits, too_many = (middle, too_many) if sum(needs(middle)) <= SPARE * have else (fits, middle)
+    share = f" ({amount(extra)} of it to save it with checkpoints)" if extra else ""
+    advice = f"use --algo.replay.capacity {memories * fits} or less" if fits else "free some"
+    if extra and need <= SPARE * have:
+        advice += ", or leave it out of checkpoints (--no-algo.replay.save)"
+    raise UsageError(
+        f"a replay memory of {memories * capacity:,} items needs {amount(need + extra)}{share}, and there are "
+        f"{amount(have)} ({source}); {advice}"
+    )

@@ -197,6 +197,14 @@ def test_a_soft_capacity_never_blocks_and_is_trimmed_to_the_newest():
     table.update(sample.keys, np.ones(4))
 
 
+def test_a_soft_capacity_can_be_trimmed_in_pieces():
+    plan = replay(capacity=10, remover="soft")
+    table = filled(plan, [1.0] * 13)
+    assert table.remove_to_fit(2) and alive(table) == list(range(2, 13))
+    assert not table.remove_to_fit(2) and alive(table) == list(range(3, 13))
+    assert not table.remove_to_fit(2) and len(table) == 10
+
+
 def test_priorities_of_items_that_have_gone_are_in_no_mean():
     plan = replay(capacity=4, remover="soft", start="actor", sampler="proportional")
     table = filled(plan, [9.0, 9.0, 1.0, 2.0, 3.0])

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from support_memory import REMOVERS, SAMPLERS, SPECS, Model, table_of, tensors_of
-from support_parcels import MIXED, STACKED, VECTOR, replay, shapes_of
+from support_parcels import MIXED, STACKED, VECTOR, Maker, replay, shapes_of
 
 from rookery.actor import empty_unroll, unroll_shapes
 from rookery.replay.builder import make_builder, parcel_shapes
 from rookery.replay.memory import ReplayTable
+from rookery.replay.snapshot import allowance
 from rookery.types import DataPlan, EnvSpec, Leaf, Sequences, Transitions
 
 
@@ -56,6 +57,23 @@ def test_bytes_needed_are_about_those_taken(spec):
             table, shapes = table_of(plan, SPECS[spec]), shapes_of(SPECS[spec], plan, 4, 6)
             real = held(table, set())
             assert ReplayTable.bytes_needed(plan, shapes, SPECS[spec], 2) == pytest.approx(real, rel=0.03)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_bytes_to_save_are_the_vectors_and_what_may_be_held_aside(spec):
+    for sampler in SAMPLERS:
+        for remover in REMOVERS if spec == "vector" else REMOVERS[:2]:
+            plan = replay(capacity=60, sampler=sampler, remover=remover)
+            maker = Maker(SPECS[spec], plan, 20, 20, 0, [0], 5)
+            table = ReplayTable(plan, maker.shapes, SPECS[spec], 2, 0)
+            for _ in range(5):
+                table.insert(maker.make(20, 20)[0], 0)
+                vectors = sum(vector.nbytes for vector in table.vectors().values())
+                extra = ReplayTable.bytes_to_save(plan, maker.shapes, SPECS[spec], 2) - allowance(0)
+                assert 0.5 * extra < vectors <= extra
+            memory = replay(capacity=10**9, sampler=sampler, remover=remover)
+            arrays = ReplayTable.bytes_needed(memory, maker.shapes, SPECS[spec], 2)
+            assert ReplayTable.bytes_to_save(memory, maker.shapes, SPECS[spec], 2) > arrays / 25
 
 
 def held(thing: object, seen: set[int]) -> int:

@@ -14,9 +14,15 @@ from support_memory import REMOVERS, SAMPLERS
 from support_parcels import STACKED, VECTOR, Maker, replay
 
 from rookery.errors import StorageError
+from rookery.replay import snapshot as snapshots
 from rookery.replay.memory import ReplayTable
 from rookery.replay.ring import Packed
 from rookery.replay.snapshot import CHUNK, Snapshot, _Part, allowance
+
+
+@pytest.fixture(autouse=True)
+def notes_take_nothing(monkeypatch):
+    monkeypatch.setattr(snapshots, "NOTE", 0)
 
 
 class Rings:
@@ -352,6 +358,21 @@ def test_one_row_of_a_chunk_costs_one_row():
     assert snapshot.held == 10 * (10 + 8)  # a row, and its number
     table.overwrite("v", np.array([5, 7]))
     assert snapshot.held == 10 * (10 + 8) + 2 * (8 + 8)
+
+
+def test_what_many_small_notes_take_counts_too(monkeypatch):
+    monkeypatch.setattr(snapshots, "NOTE", 300)
+    table = Rings({"a": (10_000, 10)}, vectors={"v": 1000})
+    table.append("a", 10_000)
+    taken = [Snapshot(table)]
+
+    def write() -> None:
+        for _ in range(1000):
+            table.append("a", 1)
+            table.overwrite("v", table.rng.integers(0, 1000, 3))
+
+    real = peak(write)
+    assert 0.7 * real < taken[0].held < 1.5 * real
 
 
 def test_packed_rows_are_held_as_they_are():

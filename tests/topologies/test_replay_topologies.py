@@ -19,6 +19,7 @@ import rookery
 from rookery import checkpoint, memory_writer
 from rookery.errors import CheckpointError, UsageError
 from rookery.replay.memory import ReplayTable
+from rookery.topologies import feed as feed_module
 from rookery.topologies import local
 from rookery.topologies.feed import ReplayFeed
 
@@ -176,10 +177,11 @@ def test_priorities_are_written_back_weights_annealed_and_the_memory_trimmed(tmp
         drawn.append(progress)
         return sample(table, progress)
 
-    def watched_trim(table):
+    def watched_trim(table, most=None):
         before = len(table)
-        remove_to_fit(table)
+        more = remove_to_fit(table, most)
         trimmed.append((before, len(table)))
+        return more
 
     monkeypatch.setattr(ReplayTable, "sample", watched_sample)
     monkeypatch.setattr(ReplayTable, "remove_to_fit", watched_trim)
@@ -191,6 +193,29 @@ def test_priorities_are_written_back_weights_annealed_and_the_memory_trimmed(tmp
     assert len(trimmed) == run.summary["updates"] // 5
     memory = run.summary["replay"]
     assert memory["priority_mean"] < 0.9 * memory["priority_max"], "all would be equal if none was ever written"
+
+
+@pytest.mark.parametrize("topology", ["serial", "local"])
+def test_where_loaders_wait_the_memory_is_trimmed_piece_by_piece(tmp_path, monkeypatch, topology):
+    """In turns nobody waits, and what is removed at once decides what a uniform sampler draws."""
+    calls, remove_to_fit = [], ReplayTable.remove_to_fit
+
+    def watched_trim(table, most=None):
+        before = len(table)
+        more = remove_to_fit(table, most)
+        calls.append((most, before - len(table), more, len(table) > 300))
+        return more
+
+    monkeypatch.setattr(ReplayTable, "remove_to_fit", watched_trim)
+    monkeypatch.setattr(feed_module, "PIECE", 7)
+    replay = REPLAY | {"samples_per_insert": 4.0, "capacity": 300, "remover": "soft", "remove_every": 5}
+    algo = {"unroll": 5, "replay": replay | ({"slack": 64.0} if topology == "local" else {})}
+    run = train(tmp_path, "run", "dqn", "CartPole-v1", topology=topology, env_steps=1500, algo=algo)
+    assert {most for most, *_ in calls} == ({7} if topology == "local" else {None})
+    assert all(more == left for *_, more, left in calls) and max(removed for _, removed, *_ in calls) > 0
+    if topology == "local":
+        assert max(removed for _, removed, *_ in calls) == 7
+        assert len(calls) > run.summary["updates"] // 5, "what is left is removed after the next update"
 
 
 def test_an_actor_looks_at_the_weights_after_as_many_rows_as_it_is_told(tmp_path, monkeypatch):
@@ -319,7 +344,7 @@ def test_the_wrong_kind_of_actions_is_refused_with_what_fits(tmp_path, recipe, e
 @pytest.mark.parametrize("topology", ["serial", "local", "async_grads"])
 def test_a_memory_larger_than_the_machine_is_refused_before_it_is_allocated(tmp_path, topology):
     algo = {"replay": {"capacity": 10**12}}
-    with pytest.raises(UsageError, match=r"needs .* TiB, and there are .* GiB .*--algo\.replay\.capacity \d+"):
+    with pytest.raises(UsageError, match=r"needs .* TiB.*, and there are .* GiB .*--algo\.replay\.capacity \d+"):
         train(tmp_path, "run", "dqn", "CartPole-v1", topology=topology, env_steps=100, algo=algo)
 
 
