@@ -58,5 +58,5 @@ class StorageError(RookeryError):
     exit_code = 7
 
 
-REQUEUE = 75  # SIGTERM / SIGUSR1: checkpointed, start me again
+REQUEUE = 75  # SIGTERM / SIGUSR1 / SIGHUP: checkpointed, start me again
 INTERRUPT = 130  # Ctrl-C: checkpointed

@@ -110,8 +110,8 @@ def no_work(monkeypatch, tmp_path):
     import rookery.run
 
     for module, name in (
-        (rookery.run, "train"),
-        (rookery.run, "resume"),
+        (rookery.run, "start"),
+        (rookery.run, "go_on"),
         (rookery.policy, "load"),
         (rookery.metrics.plot, "plot_runs"),
         (rookery.cli.check_env, "ask"),

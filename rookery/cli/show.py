@@ -62,6 +62,7 @@ def only_answer() -> Iterator[None]:
             yield
     finally:
         if sys.__stdout__ is not None:
-            sys.__stdout__.flush()  # what is still in its buffer is not the answer either
+            with contextlib.suppress(OSError, ValueError):
+                sys.__stdout__.flush()  # what is still in its buffer is not the answer either
         os.dup2(saved, 1)
         os.close(saved)

@@ -24,6 +24,7 @@ from typing import Any, TextIO
 
 LIMIT = 1 << 20  # bytes that wait for a reader
 PATIENCE = 2.0  # seconds for the last lines of a run
+MOMENT = 0.05  # seconds
 
 
 class Descriptor(io.RawIOBase):
@@ -77,6 +78,7 @@ class BestEffort(Descriptor):
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
+        self._terminal, self._stuck = os.isatty(fd), False
 
     @property
     def waiting(self) -> int:
@@ -94,6 +96,11 @@ class BestEffort(Descriptor):
                 self._size += len(data)
                 self._changed.notify_all()
         return len(data)
+
+    def flush(self) -> None:
+        """On a terminal, wait a moment: a debugger's prompt goes past us. But not on one that is stopped."""
+        if self._terminal and not self._stuck:
+            self._stuck = not self.drain(MOMENT)
 
     def give_up(self) -> None:
         """Write nothing more: the descriptor may soon belong to somebody else."""
@@ -130,6 +137,7 @@ class BestEffort(Descriptor):
                 if self.error is not None:
                     self._chunks.clear()
                 self._size = sum(map(len, self._chunks))
+                self._stuck = False
                 self._changed.notify_all()
 
 

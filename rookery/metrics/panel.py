@@ -1,10 +1,10 @@
 """The live view of a run in the terminal: when it is drawn, and by whom.
 
 Fed by `update(snapshot)`, which only leaves the snapshot for the panel's thread: the newest replaces one that was not
-drawn yet. The thread draws at most four times a second, and not before the last drawing has been taken by the terminal
-or the pipe: one that is stopped or not read costs the run nothing. No alternate screen. Without a terminal it prints
-one plain line every few seconds; `quiet` prints nothing. How it looks is `draw.py`. A viewer only: its own failure
-never stops a run.
+drawn yet. The thread looks for it by itself, because waking a thread costs the learner time. It draws at most four
+times a second, and not before the last drawing has been taken by the terminal or the pipe: one that is stopped or not
+read costs the run nothing. No alternate screen. Without a terminal it prints one plain line every few seconds; `quiet`
+prints nothing. How it looks is `draw.py`. A viewer only: its own failure never stops a run.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rookery.metrics.draw import Snapshot, plain_line, render
 from rookery.metrics.output import BestEffort, best_effort, text
 
 PATIENCE = 1.0  # seconds for the last drawing
+LOOK = 0.1  # seconds between two looks for a snapshot
 
 
 class Terminal(Console):
@@ -93,29 +94,26 @@ class Panel:
     ):
         self._quiet, self._console, self._clock = quiet, console, clock
         self._slot: Snapshot | None = None
-        self._wake = threading.Event()
-        self._closing, self._deadline = False, 0.0
+        self._closing, self._deadline = threading.Event(), 0.0
         self._own: BestEffort | None = None  # a writer that nobody else uses
         self._standard = sys.stdout, sys.stderr
         self._thread: threading.Thread | None = None
 
     def update(self, snapshot: Snapshot) -> None:
         """The snapshot is drawn later: nobody may change it from now on."""
-        if self._quiet or self._closing:
+        if self._quiet or self._closing.is_set():
             return
         self._slot = snapshot
         if self._thread is None:
             self._begin()
-        self._wake.set()
 
     def close(self, timeout: float = PATIENCE) -> None:
         """Draw the last snapshot and leave it on the screen, if that can be done within `timeout` seconds."""
         thread, self._thread = self._thread, None
         self._deadline = time.monotonic() + timeout
-        self._closing = True
+        self._closing.set()
         if thread is None:
             return
-        self._wake.set()
         thread.join(timeout + 0.1)
         if thread.is_alive():  # a stream of somebody else's blocks: prints must not wait for the panel's lock
             for name, stream in zip(("stdout", "stderr"), self._standard):
@@ -142,11 +140,10 @@ class Panel:
             self._thread = thread
 
     def _work(self, painter: Painter) -> None:
-        while not self._closing:
-            self._wake.wait()
-            self._wake.clear()
+        closing = False
+        while not closing:
+            closing = self._closing.wait(LOOK)
             self._take(painter)
-        self._take(painter)
         painter.close(self._deadline - time.monotonic())
 
     def _take(self, painter: Painter) -> None:

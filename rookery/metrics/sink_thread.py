@@ -4,6 +4,9 @@ The queue is bounded. While the sink is blocked, by a slow disk or a file server
 older ones are discarded and counted. Closing has a deadline: a sink that is still blocked then is abandoned. Its thread
 is a daemon and holds no lock that the end of the interpreter asks for, so the process can exit.
 
+Handing over takes no lock and wakes nobody: the thread looks into the queue by itself, a few times a second. On a busy
+machine, waking a thread costs the one that wakes it milliseconds, because the woken one takes its place.
+
 This is no pool and no retry logic: a sink that can try again (`JsonlSink`) does that by itself.
 """
 
@@ -17,10 +20,11 @@ from collections.abc import Callable
 from typing import Any
 
 LIMIT = 10_000  # records that wait; about three hours at one per second
+LOOK = 0.2  # seconds between two looks into the queue
 
 
 class SinkThread:
-    """Failures of the sink are counted and warned of once; after `patience` in a row it is no longer asked."""
+    """For one producer. Failures are counted and warned of once; after `patience` in a row, the sink is left out."""
 
     patience = 10
 
@@ -32,43 +36,36 @@ class SinkThread:
         self._in_hand = False  # the sink has one and has not come back yet
         self._why = ""  # the last failure
         self._waiting: deque[Any] = deque(maxlen=limit)
-        self._changed = threading.Condition()
-        self._closing = self._abandoned = False
+        self._closing, self._abandoned = threading.Event(), False
         self._thread: threading.Thread | None = None
 
     def put(self, record: Any) -> None:
         """Takes microseconds. The record is encoded later, on the thread: nobody may change it from now on."""
-        with self._changed:
-            self._offered += 1
-            if not self._closing:
-                self._waiting.append(record)  # discards the oldest if the queue is full
-                self._start()
-                self._changed.notify()
+        self._offered += 1
+        if not self._closing.is_set():
+            self._waiting.append(record)  # discards the oldest if the queue is full
+            self._start()
 
     def ask_to_close(self) -> None:
         """Write what waits, then close the sink. Does not wait for that."""
-        with self._changed:
-            self._closing = True
-            self._start()
-            self._changed.notify()
+        self._closing.set()
+        self._start()
 
     def join(self, timeout: float) -> bool:
         """After `ask_to_close`: wait for the thread to end. If it does not, it will write no further record."""
         if self._thread is None:  # none could be started
             return False
         self._thread.join(max(0.0, timeout))
-        with self._changed:
-            self._abandoned = self._thread.is_alive()
+        self._abandoned = self._thread.is_alive()
         return not self._abandoned
 
     @property
     def lost(self) -> int:
         """Records that were handed over and are not written."""
-        with self._changed:
-            lost = self._offered - self._written
-            if hasattr(self.sink, "unwritten"):  # a sink that keeps records counts the one in hand itself
-                lost += self.sink.unwritten - self._in_hand
-            return lost
+        lost = self._offered - self._written
+        if hasattr(self.sink, "unwritten"):  # a sink that keeps records counts the one in hand itself
+            lost += self.sink.unwritten - self._in_hand
+        return lost
 
     @property
     def why(self) -> str:
@@ -88,15 +85,12 @@ class SinkThread:
             self._thread = thread
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._waiting and not self._closing:
-                    self._changed.wait()
-                if not self._waiting or self._abandoned:
-                    break
+        closing = False
+        while not closing:
+            closing = self._closing.wait(LOOK)
+            while self._waiting and not self._abandoned:
                 record, self._in_hand = self._waiting.popleft(), True
-            taken = self._streak < self.patience and self._try(self.sink.write, record)
-            with self._changed:
+                taken = self._streak < self.patience and self._try(self.sink.write, record)
                 self._in_hand = False
                 self._written += taken
                 self._streak = 0 if taken else self._streak

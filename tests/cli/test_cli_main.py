@@ -1,5 +1,6 @@
 """The command itself: verbs, exit codes, errors of one line, and what it does not load."""
 
+import os
 import subprocess
 import sys
 
@@ -76,6 +77,18 @@ def raiser(error: BaseException):
         raise error
 
     return raise_it
+
+
+@pytest.mark.parametrize("words", ["recipes", "recipes ppo --json", "--help", "train ppo --help", "doctor --no-speed"])
+def test_an_answer_that_cannot_be_written_is_storage_and_a_reader_that_leaves_is_none(words, capsys, monkeypatch):
+    read, left = os.pipe()
+    os.close(read)
+    for fd, code in ((os.open("/dev/full", os.O_WRONLY), StorageError.exit_code), (left, 0)):
+        with open(fd, "w") as stream, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stream)
+            assert main(words.split()) == code
+        said = capsys.readouterr().err
+        assert said == ("error: standard output cannot be written: No space left on device\n" if code else "")
 
 
 def test_help_names_every_verb(capsys):
