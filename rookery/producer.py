@@ -77,9 +77,10 @@ class Producer:
                 self._builder.load(snapshot["builder"])
                 pending = int(self._builder.pending)
         except (Exception, SystemExit) as error:
+            what = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
             raise CheckpointError(
                 f"environment {self.actor.lanes.spec.id} cannot go on from the checkpoint (actor {self.index}): "
-                f"{type(error).__name__}: {error}. Use an earlier checkpoint: move the newest one away"
+                f"{what}. Use an earlier checkpoint: move the newest one away"
             ) from error
         if pending != snapshot.get("pending", 0):
             raise CheckpointError(

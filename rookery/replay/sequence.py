@@ -197,6 +197,16 @@ class SequenceBuilder:
             priority = self._start(items)
         out["priority"][:count] = np.nan if priority is None else priority
 
+    def _age_fits(self) -> bool:
+        """Whether the rows of the window are those of open episodes of that age."""
+        back, base, rows = self._window.back, self._base, self._window.rows
+        live, ends = rows["live"][:back], (rows["terminated"] | rows["truncated"])[:back]
+        none = np.zeros(len(self._age), bool)
+        dead = ~live[base] if base < back else ends[-1] if back else none  # the next row to look at
+        seen = np.logical_and.accumulate((live & ~ends)[:base][::-1], axis=0).sum(axis=0)  # rows before it, in a row
+        age = np.where(seen < base, self._age == seen, self._age >= base)
+        return bool(np.where(dead, self._age == -1, age).all())
+
     def state(self) -> dict[str, Any]:
         states = {path: kept.copy() for path, kept in self._states.items()}
         return {
@@ -210,9 +220,8 @@ class SequenceBuilder:
         fill(self._item, state["item"], "numbers of items")
         fill(self._warm, state.get("warm", np.zeros_like(self._warm)), "warm rows")  # older states have none
         due = [self._due(age, False) for age in self._age.tolist()]
-        least = -(self._burn_in + self._lag + 1)
-        if self._age.min() < least or self._age.max() >= 2**53 or self._item.tolist() != due:
-            raise CheckpointError("stored numbers of items do not fit the ages of their episodes: they are not ours")
+        if not self._age_fits() or self._age.max() >= 2**53 or self._item.tolist() != due:
+            raise CheckpointError("stored ages of episodes do not fit their rows or their items: they are not ours")
         self._states = {}
         for path, stored in tree.flatten(state["states"]).items():
             self._states[path] = np.zeros((len(self._age), self._kept, *stored.shape[2:]), stored.dtype)
