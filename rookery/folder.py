@@ -29,7 +29,7 @@ MAX_CONFIG = 1 << 20  # bytes of config.json, spec.json or summary.json; ours ha
 
 FILES = ("config.json", "spec.json", "summary.json", "metrics.jsonl", "lock")
 WRITTEN_IN_PLACE = ("metrics.jsonl", "lock")
-FOLDERS = ("checkpoints", "replay", "logs", "eval", "report", "tensorboard")
+FOLDERS = ("checkpoints", "replay", "logs", "eval", "report", "tensorboard", "numeric")
 
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -156,9 +156,12 @@ def check(root: Path) -> None:
             for name in FILES:
                 _check_file(Path(root, name), _look(name, folder), sole=name in WRITTEN_IN_PLACE)
         for name in FOLDERS:
-            with contextlib.suppress(FileNotFoundError), opened(root, name) as folder:
-                for each in os.listdir(folder) if name == "logs" else ():
-                    _check_file(Path(root, name, each), _look(each, folder), sole=True)
+            with contextlib.suppress(FileNotFoundError), opened(root, name):
+                pass
+        with contextlib.suppress(FileNotFoundError), opened(root, "logs") as folder:
+            for name in os.listdir(folder):
+                if name.endswith(".log"):
+                    _check_file(Path(root, "logs", name), _look(name, folder), sole=True)
     except OSError as error:
         raise StorageError(f"cannot use {error.filename or root}: {error.strerror or error}") from error
 

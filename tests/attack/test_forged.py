@@ -102,10 +102,6 @@ def test_a_forged_folder_is_refused_or_goes_on(runs, tmp_path, case):
 # Particular values, each of which ended in a raw exception, a hang or gigabytes of memory
 
 
-def remove_pending(meta):
-    meta["states"]["0"]["pending"] = 10_000
-
-
 def other_generator(meta):
     meta["states"]["0"]["env"]["env"]["generators"][0]["bit_generator"] = "SeedSequence"
 
@@ -146,12 +142,22 @@ def test_a_forged_number_is_exit_code_6(runs, tmp_path, name):
     assert (run / "config.json").read_bytes() == config, "as it was before"
 
 
-@pytest.mark.parametrize("what", ["generator", "pending"])
-def test_a_worker_that_cannot_restore_its_state_ends_with_exit_code_6_and_is_not_replaced(runs, tmp_path, what):
-    run = Path(shutil.copytree(runs["r2d2" if what == "pending" else "vector"], tmp_path / "run"))
+def test_steps_that_no_actor_holds_back_are_exit_code_6(runs, tmp_path):
+    run = Path(shutil.copytree(runs["r2d2"], tmp_path / "run"))
     (path,) = (run / "checkpoints").iterdir()
-    edit_meta(path, other_generator if what == "generator" else remove_pending)
-    with pytest.raises(CheckpointError, match="is not a bit generator" if what == "generator" else "steps") as caught:
+    edit_meta(path, lambda meta: meta["states"]["0"].update(pending=0))
+    with pytest.raises(CheckpointError, match="counts 0 steps that actor 0 holds back"):
+        rookery.resume(run, env_steps=240)
+    edit_meta(path, lambda meta: meta["states"]["0"].update(pending=10_000))
+    with pytest.raises(CheckpointError, match="the checkpoint knows of"):
+        rookery.resume(run, env_steps=240)
+
+
+def test_a_worker_that_cannot_restore_its_state_ends_with_exit_code_6_and_is_not_replaced(runs, tmp_path):
+    run = Path(shutil.copytree(runs["vector"], tmp_path / "run"))
+    (path,) = (run / "checkpoints").iterdir()
+    edit_meta(path, other_generator)
+    with pytest.raises(CheckpointError, match="is not a bit generator") as caught:
         rookery.resume(run, env_steps=240, topology="local")
     assert "replaced" not in (run / "metrics.jsonl").read_text()
     assert str(path) in "\n".join([str(caught.value), *caught.value.__notes__])

@@ -114,20 +114,15 @@ def test_no_verb_follows_what_was_planted(run, home, capsys, verb, name, kind, c
     assert look(home) == before
 
 
-@pytest.mark.parametrize("name", ["config.json.tmp", "spec.json.tmp", "summary.json.tmp"])
-def test_names_that_could_be_guessed_are_not_used(run, home, name):
+def test_names_that_could_be_guessed_are_not_used_and_links_among_checkpoints_not_followed(run, home):
     before = look(home)
-    plant(run / name, "file link", home)
-    assert main(["resume", str(run), "--env-steps", "700", "--quiet"]) == 0
-    assert look(home) == before and (run / name).is_symlink()
-
-
-def test_links_among_checkpoints_are_left_alone_or_unlinked(run, home):
-    before = look(home)
+    guessed = [run / f"{name}.json.tmp" for name in ("config", "spec", "summary")]
+    for path in guessed:
+        plant(path, "file link", home)
     for name in (".tmp-step-000000000400-00", ".old-step-000000000400", "step-000000000400", "step-000000999999"):
         plant(run / "checkpoints" / name, "folder link", home)
     assert main(["resume", str(run), "--env-steps", "700", "--quiet"]) == 0
-    assert look(home) == before
+    assert look(home) == before and all(path.is_symlink() for path in guessed)
 
 
 def test_the_result_of_an_evaluation_is_shown_though_it_cannot_be_stored(run, home, capsys):
