@@ -99,7 +99,7 @@ class BestEffort(Descriptor):
 
     def flush(self) -> None:
         """On a terminal, wait a moment: a debugger's prompt goes past us. But not on one that is stopped."""
-        if self._terminal and not self._stuck:
+        if self._terminal and not self._stuck and os.getpid() == self._process:
             self._stuck = not self.drain(MOMENT)
 
     def give_up(self) -> None:

@@ -178,11 +178,11 @@ class Sinks:
         until = time.monotonic() + timeout
         for thread in self._threads:
             thread.ask_to_close()
-        for thread in self._threads:
-            in_time = thread.join(until - time.monotonic())
+        in_time = [thread.join(until - time.monotonic()) for thread in self._threads]
+        for thread, ended in zip(self._threads, in_time):
             if thread.lost:
                 warnings.warn(f"{thread.name}: {thread.lost:,} records were not written ({thread.why})", stacklevel=2)
-            elif not in_time:
+            elif not ended:
                 warnings.warn(f"{thread.name}: the last records may be missing ({thread.why})", stacklevel=2)
 
 

@@ -125,10 +125,7 @@ class Signals:
         Ctrl-C ends it at once, another request after `patience` seconds: `Stopped` is raised. Code that is stuck in a
         call outside Python hears nothing.
         """
-        if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-            yield
-            return
-        old = signal.signal(signal.SIGALRM, lambda *_: self._leave())
+        old = signal.getsignal(signal.SIGALRM)
         try:
             try:
                 self._patience = patience
@@ -139,13 +136,15 @@ class Signals:
         except _Leave:
             raise Stopped(self.requested or INTERRUPT) from None
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL if old is None else old)
+            if self._first is not None:
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+                signal.signal(signal.SIGALRM, signal.SIG_DFL if old is None else old)
 
     def _interrupt(self) -> None:
-        """End what is interruptible, if shutdown was requested."""
+        """End what is interruptible, if shutdown was requested. The alarm is an environment's until then."""
         if self._first is None or self._patience is None:
             return
+        signal.signal(signal.SIGALRM, lambda *_: self._leave())
         signal.setitimer(signal.ITIMER_REAL, max(0.001, self._patience), 1.0)  # again, if the first one was caught
         if self._first[0] == signal.SIGINT:
             self._leave()

@@ -173,6 +173,20 @@ def test_interruptible_work_that_is_quick_is_finished_and_nothing_comes_later():
             signals.check()
 
 
+def test_the_alarm_is_the_environments_own_as_long_as_nobody_wants_to_stop():
+    rang, old = [], signal.getsignal(signal.SIGALRM)
+    try:
+        with Signals() as signals, signals.interruptible(3600.0):
+            signal.signal(signal.SIGALRM, lambda *_: rang.append(True))
+            signal.setitimer(signal.ITIMER_REAL, 3600.0)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 3000.0
+        signal.raise_signal(signal.SIGALRM)
+        assert rang == [True]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, old)
+
+
 def test_an_environment_that_catches_everything_is_interrupted_again():
     caught = []
     with Signals() as signals, pytest.raises(Stopped), signals.interruptible(0.01):
