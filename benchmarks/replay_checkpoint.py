@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rookery import memory_file
+from rookery import memory_file, memory_writer
 from rookery.config import ReplayConfig
 from rookery.replay.builder import parcel_shapes
 from rookery.replay.memory import ReplayTable
@@ -131,13 +131,15 @@ def measure(case: str, items: int, snapshots: int, folder: Path) -> dict:
     feed = Feeder(spec, plan)
     table = ReplayTable(plan.table, feed.shapes, spec, 1, seed=1)
     learner, alone, beside, taken, stats = Learner(table, feed), Clock(), Clock(), Clock(), Clock()
-    while table.inserted < 1.3 * items:
+    while table.inserted < 1.05 * items:  # full, and somewhere in the middle of the ring
         table.insert(feed(), 0)
         if table.inserted % (1000 * PARCEL) == 0:
             table.remove_to_fit()
-    for count in range(1000):
-        learner.calls(alone if count >= 100 else Clock())
-    writer, writing, extra = memory_file.Writer(), [], []
+    learner.calls(Clock())
+    started = time.perf_counter()
+    while len(alone.times) < 3000 and time.perf_counter() - started < 20:
+        learner.calls(alone)
+    writer, writing, extra = memory_writer.Writer(), [], []
     for number in range(snapshots):
         before = peak(reset=True)
         with stats:

@@ -135,17 +135,16 @@ def _segments(snapshot: Snapshot) -> Iterator[tuple[SegmentEntry, Iterable[np.nd
                 continue
             objects = list(chain.from_iterable(chunks))  # references: nothing is copied yet
             sizes = np.fromiter(map(len, objects), np.int64, len(objects))
-            yield SegmentEntry(array, first, rows, int(sizes.sum())), chain([sizes], _joined(objects))
+            yield SegmentEntry(array, first, rows, int(sizes.sum())), chain([sizes], _joined(objects, sizes))
 
 
-def _joined(objects: list[bytes]) -> Iterator[np.ndarray]:
-    """Their bytes in pieces of about a chunk."""
-    begin = size = 0
-    for end, each in enumerate(objects, 1):
-        size += len(each)
-        if size >= CHUNK or end == len(objects):
-            yield np.frombuffer(b"".join(objects[begin:end]), np.uint8)
-            begin, size = end, 0
+def _joined(objects: list[bytes], sizes: np.ndarray) -> Iterator[np.ndarray]:
+    """Their bytes in pieces of up to a chunk. No loop over all objects: it would keep other threads waiting."""
+    ends, begin, done = np.cumsum(sizes), 0, 0
+    while begin < len(objects):
+        end = max(begin + 1, int(ends.searchsorted(done + CHUNK, "right")))
+        yield np.frombuffer(b"".join(objects[begin:end]), np.uint8)
+        begin, done = end, int(ends[end - 1])
 
 
 def _stream(path: Path, head: bytes, blocks: Iterable[np.ndarray], files: FileLayer) -> FileEntry:
