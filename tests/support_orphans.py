@@ -97,8 +97,8 @@ def workers(folder: Path, nest: Path) -> list[int]:
     return sorted(found)
 
 
-def guards(pid: int | None = None) -> list[int]:
-    """Guards (of this process)."""
+def guards(pid: int) -> list[int]:
+    """Guards of this process."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -106,7 +106,7 @@ def guards(pid: int | None = None) -> list[int]:
                 words = Path(f"/proc/{name}/cmdline").read_text().split("\0")
             except OSError:
                 continue
-            if any(word.endswith("/orphans.py") for word in words) and (pid is None or str(pid) in words):
+            if any(word.endswith("/orphans.py") for word in words) and str(pid) in words:
                 found.append(int(name))
     return found
 

@@ -127,18 +127,19 @@ def test_a_process_that_is_killed_at_once_leaves_nobody(tmp_path):
     """The guard has not even begun to look when its parent dies."""
     path = os.pathsep.join(sys.path)
     for _ in range(5):
-        subprocess.run([sys.executable, "-c", PARENT, str(tmp_path)], env=os.environ | {"PYTHONPATH": path})
-        until(lambda: not living(tmp_path) and not guards(), "nobody")
+        parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], env=os.environ | {"PYTHONPATH": path})
+        assert parent.wait(LONG) == -9
+        until(lambda: not living(tmp_path) and not guards(parent.pid), "nobody")  # noqa: B023
 
 
-def test_a_system_without_marks_trains_all_the_same(tmp_path, monkeypatch):
+def test_a_system_without_marks_trains_all_the_same(tmp_path, monkeypatch, sleeper):
     monkeypatch.setattr(orphans, "resource", None)
-    for topology in ("serial", "local"):
-        run = rookery.train(
-            "ppo", env="CartPole-v1", env_steps=64, out=str(tmp_path / topology), topology=topology, actors=1,
-            envs_per_actor=2, quiet=True, algo={"unroll": 16, "epochs": 1, "minibatches": 1},
-        )  # fmt: skip
-        assert run.exit_code == 0
+    assert put_mark(sleeper.pid) is None
+    run = rookery.train(
+        "ppo", env="CartPole-v1", env_steps=64, out=str(tmp_path / "run"), topology="serial", actors=1,
+        envs_per_actor=2, quiet=True, algo={"unroll": 16, "epochs": 1, "minibatches": 1},
+    )  # fmt: skip
+    assert run.exit_code == 0
 
 
 def test_it_works_from_any_thread(tmp_path):

@@ -15,7 +15,9 @@ import rookery
 from rookery.errors import RookeryError
 from rookery.topologies import spare, staff
 from rookery.topologies.crew import Crew
+from rookery.topologies.signals import Signals
 from rookery.topologies.spare import AFTER, TRIES, Spare
+from rookery.topologies.staff import Staff
 
 LONG = 120.0  # seconds: never reached unless something is broken
 PPO = {"quiet": True, "algo": {"unroll": 16, "epochs": 1, "minibatches": 1}, "actors": 2, "envs_per_actor": 2}
@@ -98,6 +100,18 @@ def test_one_that_cannot_be_started_is_not_asked_for_for_ever():
     assert len(asked) == TRIES
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_it_can_be_switched_off(tmp_path, monkeypatch, wanted):
+    monkeypatch.setattr(spare, "AFTER", 0.0)
+    config = rookery.configure("ppo", "CartPole-v1", supervisor={"spare": wanted})
+    with Signals() as signals:
+        people = Staff(config, tmp_path / "logs", signals, "no_such_module", dict, lambda index: "")
+        people.spare.expect()
+        people.look()
+        assert (people.spare.worker is not None) == wanted
+        people.stop()
+
+
 def named(folder: Path) -> list[int]:
     """Processes of a run that call themselves spare."""
     found = []
@@ -153,11 +167,3 @@ def test_a_killed_worker_is_replaced_by_the_spare_process(tmp_path, monkeypatch,
     assert ledger["collected"] == ledger["trained"] + dropped + kept
     assert named(tmp_path) == []
     assert f"hello from {killed[0]}" in (run.path / "logs" / "actor-1.log").read_text()
-
-
-def test_it_can_be_switched_off(tmp_path, monkeypatch):
-    monkeypatch.setattr(spare, "AFTER", 0.0)
-    monkeypatch.setattr(staff, "LOOK", 0.0)
-    fields = PPO | {"topology": "local", "env_steps": 200, "actors": 1, "supervisor": {"spare": False}}
-    run = rookery.train("ppo", env="CartPole-v1", out=str(tmp_path / "run"), **fields)
-    assert not (run.path / "logs" / "spare.log").exists()
