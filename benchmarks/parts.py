@@ -15,7 +15,6 @@ import time
 import numpy as np
 import torch
 
-from rookery.actor import as_unroll
 from rookery.cli.configure import config_for
 from rookery.envs.make import make
 from rookery.learner import Learner
@@ -25,6 +24,7 @@ from rookery.replay.memory import ReplayTable
 from rookery.replay.table import QueueTable
 from rookery.topologies.threads import Threads, available_cores
 from rookery.types import Explore, Queue
+from rookery.unroll import as_unroll
 
 
 def seconds_per_call(fn, at_least: float = 3.0) -> float:

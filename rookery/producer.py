@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from rookery.actor import Actor, ActorReport, as_unroll, empty_unroll, unroll_shapes
+from rookery.actor import Actor, ActorReport
 from rookery.algorithms.base import Algorithm
 from rookery.codec import encode_tree
 from rookery.envs.lanes import Lanes
@@ -22,6 +22,7 @@ from rookery.errors import CheckpointError, EnvError
 from rookery.pipes.channel import MAX_BYTES
 from rookery.replay.builder import make_builder, parcel_shapes
 from rookery.types import DataPlan, EnvSpec, Queue
+from rookery.unroll import as_unroll, empty_unroll, unroll_shapes
 
 MAX_STATE = MAX_BYTES - (1 << 20)  # bytes of one actor's environments: what a worker can send, and a little
 

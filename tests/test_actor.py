@@ -21,13 +21,14 @@ from support_lanes import (
 )
 
 from rookery import tree
-from rookery.actor import Actor, as_unroll, empty_unroll, unroll_shapes
+from rookery.actor import Actor
 from rookery.algorithms.ppo import PPO, PPOConfig
 from rookery.codec import decode_tree, encode_tree
 from rookery.config import NetConfig
 from rookery.errors import EnvError
 from rookery.nets import build as nets_build
 from rookery.nets.core import Core
+from rookery.unroll import as_unroll, empty_unroll, unroll_shapes
 
 T, B = SMALL.unroll, 4
 CORES = [NetConfig(hidden=(8,), core=core, core_size=5, core_layers=n) for core in ("gru", "lstm") for n in (1, 2)]

@@ -14,7 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "rookery"
 
-BASE = {"types", "tree", "errors", "config", "ranges", "seeding", "printable", "trust", "trusted"}
+BASE = {"types", "tree", "errors", "config", "ranges", "seeding", "printable", "trust", "trusted", "unroll"}
 CONTRACT = "algorithms.base"
 SERVICES = {"actor", "learner", "journal", "pipes", "metrics", "checkpoint", "evaluate"}
 SERVICES |= {"claim", "codec", "files", "folder", "limits", "memory_file", "memory_writer", "policy", "producer"}
@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "printable": set(),
     "trusted": set(),
+    "unroll": {"tree", "types"},
     "trust": {"errors", "printable", "trusted"},
     "config": {"ranges"},
     "ranges": {"errors"},

@@ -10,10 +10,11 @@ import torch
 from support_lanes import BOX, DISCRETE, MULTI, SMALL, ScriptedLanes, build
 from torch import nn
 
-from rookery.actor import Actor, empty_unroll, unroll_shapes
+from rookery.actor import Actor
 from rookery.algorithms.ppo import PPO
 from rookery.config import NetConfig
 from rookery.learner import Learner
+from rookery.unroll import empty_unroll, unroll_shapes
 from rookery.weights import Published
 
 NETS = {

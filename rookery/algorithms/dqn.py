@@ -130,7 +130,7 @@ class DQN(Algorithm):
         head = partial(
             QHead, actions=self.actions, stream=c.stream, dueling=c.dueling, trunk_scale=c.trunk_scale,
             shared_bias=c.shared_bias,
-            atoms=torch.linspace(c.v_min, c.v_max, c.atoms) if c.atoms else None,
+            atoms=torch.linspace(c.v_min, c.v_max, c.atoms, device="cpu") if c.atoms else None,
             sigma=c.noisy_sigma if c.noisy else 0.0,
         )  # fmt: skip
         nets = q_nets(self.spec, self.net, head, c.epsilon_start)

@@ -183,7 +183,7 @@ class CategoricalHead(nn.Module):
     def __init__(self, inputs: int, atoms: int, v_min: float, v_max: float):
         super().__init__()
         self.out = last(inputs, atoms)
-        self.register_buffer("atoms", torch.linspace(v_min, v_max, atoms), persistent=False)
+        self.register_buffer("atoms", torch.linspace(v_min, v_max, atoms, device="cpu"), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.out.weight, self.out.bias)
@@ -205,7 +205,7 @@ class MixtureHead(nn.Module):
         self.middle, self.half = (v_max + v_min) / 2, (v_max - v_min) / 2
         with torch.no_grad():
             _, mean, std = self.out.bias.view(3, components)
-            mean += torch.linspace(-0.5, 0.5, components) if components > 1 else 0.0
+            mean += torch.linspace(-0.5, 0.5, components, device="cpu") if components > 1 else 0.0
             std += math.log(math.expm1(STD_START))  # softplus makes it STD_START
 
     def forward(self, x: torch.Tensor) -> Mixture:

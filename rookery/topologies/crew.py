@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
-from rookery.actor import ActorReport, as_unroll, live_steps
+from rookery.actor import ActorReport
 from rookery.config import RunConfig
 from rookery.errors import CheckpointError, EnvError
 from rookery.pipes import channel as channels
@@ -32,6 +32,7 @@ from rookery.topologies.staff import Staff
 from rookery.topologies.supervise import Deadline, Restarts
 from rookery.topologies.waiting import Waiting, wait_for
 from rookery.types import EnvSpec
+from rookery.unroll import as_unroll, live_steps
 
 MODULE = "rookery.topologies.local_actor"
 POLL = 0.2  # seconds between two looks at heartbeats

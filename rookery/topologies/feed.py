@@ -15,7 +15,6 @@ from shlex import quote
 from time import monotonic
 
 from rookery import memory_file, memory_writer
-from rookery.actor import as_unroll
 from rookery.errors import CheckpointError, NumericError, UsageError
 from rookery.pipes.machine import Machine, amount
 from rookery.producer import Arrays, Shapes
@@ -25,6 +24,7 @@ from rookery.replay.table import QueueTable
 from rookery.topologies.job import Job
 from rookery.topologies.signals import Patience
 from rookery.types import EnvSpec, Queue, Replay
+from rookery.unroll import as_unroll
 
 Release = Callable[[], None]
 SPARE = 0.9  # share of the free memory that a replay memory may take

@@ -14,6 +14,7 @@ import json
 import os
 import pkgutil
 import random
+import re
 import shutil
 import sys
 import traceback
@@ -37,6 +38,13 @@ ACTS = (
     "os.putenv", "os.kill", "os.killpg", "shutil.rmtree", "shutil.copyfile", "shutil.move", "tempfile.mkstemp",
     "tempfile.mkdtemp", "pickle.find_class", "marshal.loads", "marshal.load", "code.__new__", "webbrowser.open",
 )  # fmt: skip
+
+
+# What `plot` does to write report/curve.png, relative to the descriptor of the folder.
+DRAWN = re.compile(
+    r"os\.mkdir \('report', \d+, \d+\)|open '\.tmp-[0-9a-f]{32}' None \d+|open \d+ w \d+"
+    r"|os\.rename \('\.tmp-[0-9a-f]{32}', 'curve\.png', \d+, \d+\)"
+)
 
 
 class Watch:
@@ -227,7 +235,7 @@ class Campaign:
         self.counts[f"{name} {code}"] = self.counts.get(f"{name} {code}", 0) + 1
         text, seen = said.getvalue(), self.watch.seen
         if name == "plot":  # it imports nothing that a file names, and draws
-            seen = [each for each in seen if f"'{self.run}/report" not in each]
+            seen = [each for each in seen if not DRAWN.fullmatch(each)]
         if more := set(sys.modules) - self.modules:  # importlib loads built-in modules without an event
             seen = [*seen, f"modules {sorted(more)}"]
             self.modules |= more

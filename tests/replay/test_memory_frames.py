@@ -8,11 +8,11 @@ import torch
 from support_memory import REMOVERS, SAMPLERS, SPECS, Model, table_of, tensors_of
 from support_parcels import MIXED, STACKED, VECTOR, Maker, replay, shapes_of
 
-from rookery.actor import empty_unroll, unroll_shapes
 from rookery.replay.builder import make_builder, parcel_shapes
 from rookery.replay.memory import ReplayTable
 from rookery.replay.snapshot import allowance
 from rookery.types import DataPlan, EnvSpec, Leaf, Sequences, Transitions
+from rookery.unroll import empty_unroll, unroll_shapes
 
 
 @pytest.mark.parametrize("compress", [False, True])

@@ -26,11 +26,12 @@ from support_stream import (
 )
 
 from rookery import tree
-from rookery.actor import Actor, empty_unroll, unroll_shapes
+from rookery.actor import Actor
 from rookery.errors import CheckpointError
 from rookery.replay.builder import parcel_shapes
 from rookery.replay.sequence import SequenceBuilder, most_items
 from rookery.types import ActOutput, DataPlan
+from rookery.unroll import empty_unroll, unroll_shapes
 
 exact = settings(deadline=None, derandomize=True)
 ROWS = ("action", "reward", "terminated", "truncated")
