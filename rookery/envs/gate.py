@@ -13,24 +13,31 @@ from typing import Any
 import numpy as np
 
 
-def watch(obs: Any, reward: np.ndarray) -> Callable[[int], bool]:
+def watch(obs: dict[str, np.ndarray], reward: np.ndarray) -> Callable[[int], bool]:
     """A function of the row of an unroll: whether obs[row + 1] and reward[row] are finite. It looks at these arrays.
 
-    Finite numbers whose squares overflow are called suspect too: `find_nonfinite` acquits them. A product of a row with
-    itself takes 0.4 us, less than half of what `isfinite` or `sum` do, and raises no warning of numpy where they would.
+    Finite numbers whose squares overflow are called suspect too: `find_nonfinite` acquits them. The product of a row
+    with itself is the quickest that numpy has for this, and gives no warning for what is not finite, as a product with
+    zeros does. Between act and step it costs 2.5 us a row.
     """
-    columns = [x.reshape(len(x), -1) for _, x in _floats(obs, "")]
-    assert all(np.shares_memory(flat, x) for flat, (_, x) in zip(columns, _floats(obs, "")) if x.size), "not a view"
-    infinity = math.inf
+    columns = []
+    for x in obs.values():
+        if x.dtype.kind == "f":
+            assert x.flags.c_contiguous, "what is reshaped would be a copy, and not a view"
+            columns.append(x.reshape(len(x), -1))
+    first, *others = columns or [reward]
+    ahead, isfinite = (1 if columns else 0), math.isfinite
 
     def finite(row: int) -> bool:
         try:
-            gain = reward[row]
-            total = gain.dot(gain)
-            for rows in columns:
+            seen, gain = first[row + ahead], reward[row]
+            if not (isfinite(seen.dot(seen)) and isfinite(gain.dot(gain))):
+                return False
+            for rows in others:
                 seen = rows[row + 1]
-                total += seen.dot(seen)
-            return total < infinity
+                if not isfinite(seen.dot(seen)):
+                    return False
+            return True
         except (RuntimeWarning, FloatingPointError):  # somebody has made errors of numpy's warnings: an overflow
             return False
 
@@ -59,8 +66,8 @@ def find_nonfinite(obs: Any, reward: np.ndarray) -> tuple[int, int, str] | None:
     return min(found, key=lambda at: at[:2]) if found else None
 
 
-def _floats(tree: Any, name: str) -> list[tuple[str, np.ndarray]]:
-    if isinstance(tree, dict):
-        single = len(tree) == 1
-        return [leaf for key, value in tree.items() for leaf in _floats(value, name if single else f"{name} {key!r}")]
-    return [(name, tree)] if np.issubdtype(tree.dtype, np.floating) else []
+def _floats(part: Any, name: str) -> list[tuple[str, np.ndarray]]:
+    if isinstance(part, dict):
+        single = len(part) == 1
+        return [leaf for key, value in part.items() for leaf in _floats(value, name if single else f"{name} {key!r}")]
+    return [(name, part)] if np.issubdtype(part.dtype, np.floating) else []
