@@ -1,6 +1,7 @@
 """A run from outside: start it, resume it, load what it learnt.
 
-A run is a folder: config.json, metrics.jsonl, checkpoints/, logs/, summary.json, and what plots and evaluations add.
+A run is a folder: config.json, metrics.jsonl, checkpoints/, logs/, summary.json, and what plots and evaluations add;
+numeric/ if gradients stayed non-finite.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "rookery"
 
 BASE = {"types", "tree", "errors", "config", "ranges", "seeding"}
 CONTRACT = "algorithms.base"
-SERVICES = {"actor", "learner", "journal", "pipes", "metrics", "checkpoint", "evaluate"}
+SERVICES = {"actor", "episodes", "learner", "journal", "pipes", "metrics", "checkpoint", "evaluate"}
 SERVICES |= {"claim", "codec", "files", "memory_file", "policy", "producer", "record", "registry", "weights"}
 TOP = {"recipes", "cli", "run", "__init__", "__main__"}
 EVERYTHING = {*BASE, "ops", "nets", "envs", "replay", "algorithms", *SERVICES, "topologies", *TOP}
