@@ -14,10 +14,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
-# Tests of processes have deadlines: they get the machine to themselves.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/topologies
-	$(BIN)/python -m pytest tests/topologies
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check rookery tests examples benchmarks

@@ -18,9 +18,10 @@ from torch import nn
 
 from rookery import tree
 from rookery.algorithms.base import Algorithm
-from rookery.envs.gate import find_nonfinite, watch
-from rookery.envs.lanes import LaneFault, Lanes, Step
-from rookery.errors import EnvError, NumericError
+from rookery.envs.gate import check_actions, check_finite, check_row, nonfinite_lane, watch
+from rookery.envs.lanes import LaneFault, Lanes
+from rookery.episodes import Episodes
+from rookery.errors import EnvError
 from rookery.seeding import seed_of
 from rookery.types import ActOutput, Episode, Explore, Unroll
 from rookery.unroll import live_steps
@@ -53,15 +54,12 @@ class Actor:
         """Begin new episodes in every lane; `life` names this start, so that a restart does not repeat episodes."""
         count = self.lanes.count
         seeds = [seed_of(self.seed, "env", self.first_lane + lane, life) % 2**31 for lane in range(count)]
-        self._episode = np.zeros(count, np.int64)  # per lane: episodes finished, and the open one's return and length
-        self._total = np.zeros(count, np.float64)
-        self._length = np.zeros(count, np.int64)
-        self._live = np.ones(count, bool)
+        self.episodes = Episodes(count, self.first_lane)
         self._state = self.algorithm.initial_state(self.nets, count)
         self._forgive()
         try:
             self._obs = tree.map(np.copy, self.lanes.reset(seeds))
-            self._check_finite(self._obs, np.zeros(count, np.float32))
+            check_finite(self._obs, np.zeros(count, np.float32))
         except LaneFault as fault:
             raise self._located(fault, 0) from fault
 
@@ -69,7 +67,7 @@ class Actor:
         """No lane has failed, as far as we know."""
         self.attempt = 0
         self._failed: list[int] = []  # lanes whose environment has to be recreated
-        self._episodes: list[Episode] = []  # that ended in unrolls which were given up
+        self._ended: list[Episode] = []  # episodes, in unrolls which were given up
 
     def unroll(self, out: Unroll, version: int, tick: Callable[[int], None] | None = None) -> ActorReport:
         """Fill `out` (numpy arrays) with the next T steps. `tick(row)` is called before each vector step.
@@ -81,7 +79,7 @@ class Actor:
         explore = self._explore
         again = (self.attempt,) if self.attempt else ()  # the same choices would lead into the same fault
         explore.rng.manual_seed(seed_of(self.seed, "act", self.index, self.sequence, *again))
-        state, live, obs_in, finite = self._state, self._live, _rows(out.obs), watch(out.obs, out.reward)
+        state, live, obs_in, finite = self._state, self.episodes.live, _rows(out.obs), watch(out.obs, out.reward)
         recurrent = bool(state)
         # Episodes are told in the game's own points where the reward that trains is clipped.
         score = np.empty(out.reward.shape, np.float64) if self.lanes.score is not None else None
@@ -89,7 +87,6 @@ class Actor:
         out.live[0] = live
         out.version[:], out.lane[:] = version, explore.lane
         tree.map(lambda row, now: np.copyto(row[0], now), out.obs, self._obs)
-        row = 0
         try:
             with torch.inference_mode():
                 for row in range(plan.unroll):
@@ -107,8 +104,7 @@ class Actor:
                     env_s += t2 - t1
                     _write(out, row, action, output, obs, reward, terminated, truncated)
                     if not finite(row):
-                        seen = tree.map(lambda rows: rows[row + 1], out.obs)  # noqa: B023
-                        self._check_finite(seen, out.reward[row], (obs, reward, terminated, truncated))
+                        check_row(out.obs, out.reward, row, (obs, reward, terminated, truncated))
                     if score is not None:
                         score[row] = self.lanes.score
                     if recurrent:
@@ -121,34 +117,16 @@ class Actor:
         self._obs = tree.map(lambda rows: rows[-1].copy(), out.obs)
         report = self._finish(out, out.reward if score is None else score)
         report.env_s, report.inference_s, report.total_s = env_s, inference_s, perf_counter() - started
-        self.sequence += 1
-        self.attempt = 0
+        self.sequence, self.attempt = self.sequence + 1, 0
         return report
 
     def _finish(self, out: Unroll, points: np.ndarray) -> ActorReport:
         ends = out.terminated | out.truncated
         np.logical_not(ends[:-1], out=out.live[1:])
-        self._check_actions(out, self.plan.unroll - 1)
-        episodes = self._episodes + self._told(ends, out.live, points)
-        self._episodes = []
+        self._check_actions(out.action)
+        episodes = self._ended + self.episodes.walk(ends, out.live, points)
+        self._ended = []
         return ActorReport(live_steps(out, self.plan.unroll), episodes)
-
-    def _told(self, ends: np.ndarray, live: np.ndarray, points: np.ndarray) -> list[Episode]:
-        """The episodes that end in these rows [R, B]; those still open at their end go on."""
-        episodes = []
-        total = self._total + np.cumsum(points, axis=0, dtype=np.float64)
-        length = self._length + np.cumsum(live, axis=0)
-        for lane in range(self.lanes.count):
-            spent, walked = 0.0, 0
-            for row in np.flatnonzero(ends[:, lane]):
-                episodes.append(
-                    Episode(self.first_lane + lane, float(total[row, lane] - spent), int(length[row, lane] - walked))
-                )
-                spent, walked = total[row, lane], length[row, lane]
-                self._episode[lane] += 1
-            self._total[lane], self._length[lane] = total[-1, lane] - spent, length[-1, lane] - walked
-        self._live = ~ends[-1]
-        return episodes
 
     # A lane that fails: the others take the step to its end, and go on from there once it is mended.
 
@@ -157,7 +135,7 @@ class Actor:
     ) -> EnvError:
         """What a fault in `row` of the unroll amounts to; whoever can goes on behind that row."""
         out.action[row] = np.asarray(output.action)
-        self._check_actions(out, row)  # an environment that chokes on what is no number is not the cause
+        self._check_actions(out.action[: row + 1])  # an environment that chokes on what is no number is not the cause
         error = self._located(fault, row, out)
         if fault.row is None or not self.lanes.mendable:
             return error
@@ -178,8 +156,8 @@ class Actor:
         ends = (out.terminated | out.truncated)[: row + 1]
         np.logical_not(ends[:-1], out=out.live[1 : row + 1])
         out.live[row, failed] = False  # a step that fails is not one
-        self._episodes += self._told(ends, out.live[: row + 1], points[: row + 1])
-        self._episode[failed] = self._total[failed] = self._length[failed] = 0
+        self._ended += self.episodes.walk(ends, out.live[: row + 1], points[: row + 1])
+        self.episodes.restart(failed)
         return int(np.count_nonzero(out.live[: row + 1]))
 
     @property
@@ -193,7 +171,7 @@ class Actor:
             lane = self._failed[0]
             try:
                 obs = self.lanes.rebuild(lane, seed_of(self.seed, "env", self.first_lane + lane, life) % 2**31)
-                if bad := _nonfinite(lane, obs, np.zeros(self.lanes.count, np.float32)):
+                if bad := nonfinite_lane(lane, obs, np.zeros(self.lanes.count, np.float32)):
                     raise bad
             except LaneFault as fault:
                 self.attempt += 1
@@ -203,45 +181,14 @@ class Actor:
             tree.map(lambda now, new: np.copyto(now[lane], new[lane]), self._obs, obs)  # noqa: B023
             del self._failed[0]
 
-    @property
-    def age(self) -> np.ndarray:
-        """[B] rows of each lane's episode before its next row; -1: that row will be a dead one."""
-        return np.where(self._live, self._length, -1)
-
-    def _check_finite(self, obs: dict[str, np.ndarray], reward: np.ndarray, step: Step | None = None) -> None:
-        """LaneFault if what one step has brought, [B, ...], is not finite; `step` is that, as the lanes returned it."""
-        if find_nonfinite(tree.map(lambda now: now[None], obs), reward[None]) is None:
-            return
-        first, *others = filter(None, (_nonfinite(lane, obs, reward) for lane in range(self.lanes.count)))
-        first.others, first.row = others, step
-        raise first
-
-    def _check_actions(self, out: Unroll, row: int) -> None:
-        """NumericError if up to this row the policy chose what is no number. All it has seen was finite."""
-        action = out.action[: row + 1]
-        if not np.issubdtype(action.dtype, np.floating) or np.isfinite(action).all():
-            return
-        at, lane = (int(i) for i in np.argwhere(~np.isfinite(action))[0][:2])
-        raise NumericError(
-            f"the policy chose {action[at, lane]} in environment {self.lanes.spec.id} (actor {self.index}, lane "
-            f"{self.first_lane + lane}, unroll {self.sequence}): it has diverged; the last good checkpoint was "
-            "kept. Lower the step sizes, or scale the rewards"
-        )
+    def _check_actions(self, action: np.ndarray) -> None:
+        check_actions(action, self.lanes.spec.id, self.index, self.first_lane, self.sequence)
 
     def _located(self, fault: LaneFault, row: int, rows_of: Unroll | None = None) -> EnvError:
-        """The fault with its address: environment, lane, episode, step."""
-        lane, more = fault.lane, len(fault.others)
-        episode, step = int(self._episode[lane]), int(self._length[lane]) + row - (not self._live[lane])
-        if rows_of is not None:
-            ends = np.flatnonzero((rows_of.terminated | rows_of.truncated)[:row, lane])
-            if len(ends):
-                episode, step = episode + len(ends), row - int(ends[-1]) - 2
-        error = EnvError(
-            f"environment {self.lanes.spec.id} {fault.what} (actor {self.index}, lane {self.first_lane + lane}, "
-            f"episode {episode}, step {max(step, 0)}{f'; in this step {more} more lanes failed' if more else ''})"
-            + (f": {type(fault.cause).__name__}: {fault.cause}" if fault.cause is not None else ""),
-            reason=fault.reason,
-        )
+        """The fault with its address, and the steps of the rows before it."""
+        ends = None if rows_of is None else rows_of.terminated | rows_of.truncated
+        place = self.episodes.place(fault.lane, row, ends)
+        error = fault.located(self.lanes.spec.id, self.index, self.first_lane, *place)
         error.steps = 0 if rows_of is None else live_steps(rows_of, row)
         return error
 
@@ -252,18 +199,17 @@ class Actor:
         if env is None:
             return None
         return {
-            "env": env, "obs": self._obs, "state": tree.map(lambda x: x.numpy(), self._state), "live": self._live,
-            "episode": self._episode.copy(), "total": self._total.copy(), "length": self._length.copy(),
-            "sequence": self.sequence,
+            "env": env, "obs": self._obs, "state": tree.map(lambda x: x.numpy(), self._state),
+            "sequence": self.sequence, **self.episodes.state(),
         }  # fmt: skip
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         self._forgive()
+        self.episodes = Episodes(self.lanes.count, self.first_lane)
+        self.episodes.load(snapshot)
         self.lanes.set_state(snapshot["env"])
         self._obs, self.sequence = snapshot["obs"], int(snapshot["sequence"])
         self._state = tree.map(lambda x: torch.from_numpy(np.array(x)), snapshot["state"])
-        self._live, self._episode = np.array(snapshot["live"], bool), np.array(snapshot["episode"])
-        self._total, self._length = np.array(snapshot["total"]), np.array(snapshot["length"])
 
 
 def _write(
@@ -278,12 +224,6 @@ def _write(
         rows[row + 1] = obs[name]
     for name, value in output.extras.items():
         out.extras[name][row] = value.numpy()
-
-
-def _nonfinite(lane: int, obs: dict[str, np.ndarray], reward: np.ndarray) -> LaneFault | None:
-    """What is not finite of one lane's observation and reward, [B, ...]."""
-    bad = find_nonfinite(tree.map(lambda now: now[None, lane : lane + 1], obs), reward[None, lane : lane + 1])
-    return None if bad is None else LaneFault(lane, f"returned {bad[2]}", reason="nonfinite")
 
 
 def _rows(obs: dict[str, np.ndarray]) -> list[dict[str, torch.Tensor]]:

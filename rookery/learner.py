@@ -101,11 +101,7 @@ class Learner:
             flat.grad.copy_(gradient[at : at + flat.grad.numel()])
             at += flat.grad.numel()
         self._loss = {}
-        try:
-            norms = self.apply()
-        except NumericError as error:
-            error.evidence = {"gradient": gradient}
-            raise
+        norms = self.apply()
         self.version += 1
         if self.version % self.check_every == 0:
             self.check_finite()

@@ -109,7 +109,7 @@ class Producer:
         # Not the lives before this one: a resumed run meets the same fault with the same seeds.
         actor.mend(f"{actor.sequence}.{self._incarnation}.{actor.attempt}")
         if self._builder is not None:
-            self._builder.cut(actor.age)
+            self._builder.cut(actor.episodes.age)
 
     def _fill(self, arrays: Arrays, version: int, tick: Callable[[int], None] | None) -> ActorReport:
         if self._builder is None:

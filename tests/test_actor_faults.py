@@ -213,7 +213,7 @@ def test_the_others_go_on_where_they_are_and_nothing_of_their_episodes_is_lost(l
         assert error.steps == script_rows[begun : row + 1, :, 2].sum() - own, (row, error.steps)
         actor.mend("a life")
         assert actor.sequence == row // T and not actor.broken
-        assert (actor.age >= 0).tolist() == [x == lane or bool(script_rows[row + 1, x, 2]) for x in range(B)]
+        assert (actor.episodes.age >= 0).tolist() == [x == lane or bool(script_rows[row + 1, x, 2]) for x in range(B)]
         for unroll in range(3):
             reports.append(actor.unroll(out, 0))
             rows = script_rows[row + 1 + unroll * T : row + 1 + (unroll + 1) * T]

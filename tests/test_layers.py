@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "rookery"
 
 BASE = {"types", "tree", "errors", "config", "ranges", "seeding", "printable", "trust", "trusted", "unroll"}
 CONTRACT = "algorithms.base"
-SERVICES = {"actor", "learner", "journal", "pipes", "metrics", "checkpoint", "evaluate"}
+SERVICES = {"actor", "episodes", "learner", "journal", "pipes", "metrics", "checkpoint", "evaluate"}
 SERVICES |= {"claim", "codec", "files", "folder", "limits", "memory_file", "memory_writer", "policy", "producer"}
 SERVICES |= {"actor_state", "record", "registry", "stored", "weights"}
 TOP = {"recipes", "cli", "run", "__init__", "__main__"}

@@ -1,7 +1,8 @@
-"""The gate for non-finite numbers at the border: observations and rewards are looked at in the step that brings them.
+"""The gate for non-finite numbers at the border: observations and rewards are looked at in the step that brings them,
+actions once per unroll.
 
 `watch` is for every step and says only whether a row may be taken as finite: a sum of squares per column of floats.
-`find_nonfinite` says where it is not.
+`find_nonfinite` says where it is not, `check_finite` raises that as the fault of its lanes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from rookery.envs.lanes import LaneFault, Step
+from rookery.errors import NumericError
 
 
 def watch(obs: dict[str, np.ndarray], reward: np.ndarray) -> Callable[[int], bool]:
@@ -64,6 +68,38 @@ def find_nonfinite(obs: Any, reward: np.ndarray) -> tuple[int, int, str] | None:
             shift = 1 if name != "reward" and len(x) > len(reward) else 0
             found.append((max(row - shift, 0), lane, f"{'an' if name[0] == 'o' else 'a'} {name} of {value}"))
     return min(found, key=lambda at: at[:2]) if found else None
+
+
+def check_row(obs: dict[str, np.ndarray], reward: np.ndarray, row: int, step: Step) -> None:
+    """LaneFault if one row of an unroll is not finite; `step` is what brought it."""
+    check_finite({name: rows[row + 1] for name, rows in obs.items()}, reward[row], step)
+
+
+def check_finite(obs: dict[str, np.ndarray], reward: np.ndarray, step: Step | None = None) -> None:
+    """LaneFault if what one step has brought, [B, ...], is not finite; `step` is that, as the lanes returned it."""
+    if find_nonfinite({name: now[None] for name, now in obs.items()}, reward[None]) is None:
+        return
+    first, *others = filter(None, (nonfinite_lane(lane, obs, reward) for lane in range(len(reward))))
+    first.others, first.row = others, step
+    raise first
+
+
+def nonfinite_lane(lane: int, obs: dict[str, np.ndarray], reward: np.ndarray) -> LaneFault | None:
+    """What is not finite of one lane's observation and reward, [B, ...]."""
+    mine = slice(lane, lane + 1)
+    bad = find_nonfinite({name: now[None, mine] for name, now in obs.items()}, reward[None, mine])
+    return None if bad is None else LaneFault(lane, f"returned {bad[2]}", reason="nonfinite")
+
+
+def check_actions(action: np.ndarray, env: str, actor: int, first_lane: int, unroll: int) -> None:
+    """NumericError if a policy chose what is no number in actions [R, B, ...]. All it has seen was finite."""
+    if not np.issubdtype(action.dtype, np.floating) or np.isfinite(action).all():
+        return
+    row, lane = (int(i) for i in np.argwhere(~np.isfinite(action))[0][:2])
+    raise NumericError(
+        f"the policy chose {action[row, lane]} in environment {env} (actor {actor}, lane {first_lane + lane}, unroll "
+        f"{unroll}): it has diverged; the last good checkpoint was kept. Lower the step sizes, or scale the rewards"
+    )
 
 
 def _floats(part: Any, name: str) -> list[tuple[str, np.ndarray]]:

@@ -39,6 +39,13 @@ class LaneFault(Exception):
         self.others: list[LaneFault] = []  # of further lanes, in the same step
         self.row: Step | None = None  # what that step brought the lanes that did not fail; None: it was not finished
 
+    def located(self, env: str, actor: int, first_lane: int, episode: int, step: int) -> EnvError:
+        """The fault with its address."""
+        more = f"; in this step {len(self.others)} more lanes failed" if self.others else ""
+        cause = f": {type(self.cause).__name__}: {self.cause}" if self.cause is not None else ""
+        where = f"actor {actor}, lane {first_lane + self.lane}, episode {episode}, step {step}{more}"
+        return EnvError(f"environment {env} {self.what} ({where}){cause}", self.reason)
+
 
 class Lanes(ABC):
     """B environments stepped together, next-step reset. What is returned may be overwritten by the next call."""

@@ -126,7 +126,8 @@ class Applier:
         job.threads.learning()
         try:
             norms = learner.accept(gradient, journal.progress)
-        except NumericError:
+        except NumericError as error:
+            error.evidence = {"gradient": gradient}
             journal.ledger.drop(report.fresh, "numeric")
             raise
         self.applied += 1

@@ -78,7 +78,7 @@ def test_it_stays_bounded_while_a_process_writes_without_a_pause(tmp_path):
     (missing,) = worker_log.NOTE.findall(data)  # the second cut takes the note of the first with it, and its number
     written = 4001 * 12_000 + len("done\n")
     removed = written - (len(data) - len(worker_log.NOTE.search(data)[0]))
-    assert 0 <= removed - int(missing) < 1 << 20, "what was written in the instant of a cut may be missing, unsaid"
+    assert removed >= int(missing) > 0, "what was written in the instant of a cut may be missing, unsaid"
 
 
 def test_a_link_or_a_special_file_is_not_written_to(tmp_path):
