@@ -204,12 +204,11 @@ class SequenceBuilder:
         none = np.zeros(len(self._age), bool)
         dead = ~live[base] if base < back else ends[-1] if back else none  # the next row to look at
         seen = np.logical_and.accumulate((live & ~ends)[:base][::-1], axis=0).sum(axis=0)  # rows before it, in a row
-        age = np.where(seen < base, self._age == seen, self._age >= base)
-        fits = np.where(dead, self._age == -1, age)
-        # Behind a cut an episode counts from the row after those that warm its state up: later than its rows begin.
-        behind = (self._age >= -self._lag - self._burn_in - 1) & ((seen == base) | (self._age <= seen))
-        warm = (self._warm >= 0) & (self._warm <= self._burn_in)
-        return bool((warm & np.where(self._warm > 0, behind, fits)).all())
+        # Behind a cut an episode counts from the row after those that warm its state up.
+        seen, least = seen - self._warm, base - self._warm
+        age = np.where(seen < least, self._age == seen, self._age >= least)
+        warm = (self._warm == 0) | (self._warm == self._burn_in)
+        return bool((warm & np.where(dead, self._age == -1, age)).all())
 
     def state(self) -> dict[str, Any]:
         states = {path: kept.copy() for path, kept in self._states.items()}
