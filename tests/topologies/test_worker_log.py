@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 
@@ -67,11 +68,19 @@ def test_it_stays_bounded_while_a_process_writes_without_a_pause(tmp_path):
     """The process goes on at the new end: no hole, no old bytes, and its last line is there."""
     log = WorkerLog(tmp_path / "log")
     fd = log.open()
-    program = "for i in range(12_000): print(f'{i:04000}')\nprint('done')"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=fd) as process:
+    program = (
+        "import sys\n"
+        "for i in range(12_000): print(f'{i:04000}', flush=True)\n"
+        "sys.stderr.close()\n"
+        "input()\n"  # no cut while the last line is written: what is written in that instant may be missing
+        "print('done')"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=fd, stderr=pipe) as process:
         os.close(fd)
-        while process.poll() is None:
+        while not select.select([process.stderr], [], [], 0)[0]:
             log.shorten()
+        process.communicate(b"\n", timeout=60)
     log.shorten()
     data = log.path.read_bytes()
     assert len(data) <= LIMIT and b"\0" not in data and data.endswith(b"done\n")
