@@ -15,16 +15,16 @@ import time
 import numpy as np
 import torch
 
+from rookery.algorithms.registry import build_algorithm
 from rookery.cli.configure import config_for
+from rookery.core.types import Explore, Queue
+from rookery.core.unroll import as_unroll
 from rookery.envs.make import make
-from rookery.learner import Learner
-from rookery.producer import Producer, empty_arrays, handover_shapes
-from rookery.registry import build_algorithm
-from rookery.replay.memory import ReplayTable
-from rookery.replay.table import QueueTable
-from rookery.topologies.threads import Threads, available_cores
-from rookery.types import Explore, Queue
-from rookery.unroll import as_unroll
+from rookery.processes.threads import Threads, available_cores
+from rookery.roles.learner import Learner
+from rookery.roles.producer import Producer, empty_arrays, handover_shapes
+from rookery.tables.queue import QueueTable
+from rookery.tables.replay import ReplayTable
 
 
 def seconds_per_call(fn, at_least: float = 3.0) -> float:

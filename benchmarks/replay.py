@@ -22,7 +22,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from rookery.pipes.machine import Machine
+from rookery.core.machine import Machine
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
-from rookery import memory_file, memory_writer
-from rookery.config import ReplayConfig
-from rookery.replay.builder import parcel_shapes
-from rookery.replay.memory import ReplayTable
-from rookery.replay.snapshot import Snapshot
-from rookery.types import ActionSpec, DataPlan, EnvSpec, Leaf, Replay
+from rookery.core.config import ReplayConfig
+from rookery.core.types import ActionSpec, DataPlan, EnvSpec, Leaf, Replay
+from rookery.storage import replay_file, replay_writer
+from rookery.tables.builder import parcel_shapes
+from rookery.tables.replay import ReplayTable
+from rookery.tables.snapshot import Snapshot
 
 ACTION = ActionSpec("discrete", choices=(6,), starts=(0,))
 VECTOR = EnvSpec("vector", {"obs": Leaf((4,), "float32", "vector")}, ACTION)
@@ -142,7 +142,7 @@ def measure(case: str, items: int, snapshots: int, folder: Path) -> dict:
     started = time.perf_counter()
     while len(alone.times) < 3000 and time.perf_counter() - started < 20:
         learner.calls(alone)
-    writer, writing, extra = memory_writer.Writer(), [], []
+    writer, writing, extra = replay_writer.Writer(), [], []
     for number in range(snapshots):
         before = peak(reset=True)
         with stats:
@@ -157,7 +157,7 @@ def measure(case: str, items: int, snapshots: int, folder: Path) -> dict:
         extra.append((peak() - before) / 2**20)
         if error := writer.poll():
             raise error
-    size = sum(file.stat().st_size for file in memory_file.find(folder, snapshots).iterdir())
+    size = sum(file.stat().st_size for file in replay_file.find(folder, snapshots).iterdir())
     return {
         "items": items, "snapshot": taken.summary, "stats": stats.summary, "extra": [max(extra)],
         "size": [size / 2**20], "write": [statistics.median(writing)],

@@ -61,10 +61,10 @@ class Rookery:
     def __init__(self, stream: Stream, items: int, weights: str = "batch"):
         import torch
 
-        from rookery.config import ReplayConfig
-        from rookery.replay.builder import make_builder, parcel_shapes
-        from rookery.replay.memory import Keys, ReplayTable
-        from rookery.types import ActionSpec, DataPlan, EnvSpec, Leaf, Replay, Unroll
+        from rookery.core.config import ReplayConfig
+        from rookery.core.types import ActionSpec, DataPlan, EnvSpec, Leaf, Replay, Unroll
+        from rookery.tables.builder import make_builder, parcel_shapes
+        from rookery.tables.replay import Keys, ReplayTable
 
         torch.set_num_threads(1)
         leaf = Leaf((4,), "float32", "vector")

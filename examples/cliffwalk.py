@@ -16,9 +16,9 @@ import statistics
 
 import numpy as np
 
-from rookery.config import ReplayConfig
-from rookery.replay.memory import ReplayTable
-from rookery.types import ActionSpec, EnvSpec, Leaf, Replay
+from rookery.core.config import ReplayConfig
+from rookery.core.types import ActionSpec, EnvSpec, Leaf, Replay
+from rookery.tables.replay import ReplayTable
 
 SPEC = EnvSpec("CliffWalk", {"obs": Leaf((1,), "float32", "vector")}, ActionSpec("discrete", (2,), (0,)))
 BATCH, STEP, CLOSE, LIMIT = 1, 0.25, 1e-3, 2_000_000

@@ -6,8 +6,8 @@
 import torch
 from torch import nn
 
-from rookery.config import NetConfig
-from rookery.types import EnvSpec
+from rookery.core.config import NetConfig
+from rookery.core.types import EnvSpec
 
 
 class Residual(nn.Module):

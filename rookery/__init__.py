@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rookery.policy import Policy, load
-    from rookery.run import Run, configure, resume, train
+    from rookery.play.policy import Policy, load
+    from rookery.run.run import Run, configure, resume, train
 
 __version__ = "0.1.0"
 __all__ = ["Policy", "Run", "configure", "load", "resume", "train"]
 
-_WHERE = {"train": "run", "resume": "run", "configure": "run", "Run": "run", "load": "policy", "Policy": "policy"}
+_WHERE = {
+    **dict.fromkeys(("Run", "configure", "resume", "train"), "rookery.run.run"),
+    **dict.fromkeys(("Policy", "load"), "rookery.play.policy"),
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -19,5 +22,5 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         import importlib
 
-        return getattr(importlib.import_module(f"rookery.{_WHERE[name]}"), name)
+        return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'rookery' has no attribute {name!r}")

@@ -9,9 +9,9 @@ from support_lanes import BOX
 from torch import nn
 
 from rookery.algorithms.dpg import DPG, DPGBatch, DPGConfig
-from rookery.config import NetConfig, ReplayConfig
-from rookery.learner import Learner
-from rookery.types import EnvSpec, Leaf, LossOutput, Sequences, Transitions
+from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.types import EnvSpec, Leaf, LossOutput, Sequences, Transitions
+from rookery.roles.learner import Learner
 
 SPEC = EnvSpec("flat", {"obs": Leaf((3,), "float32", "vector")}, BOX)
 DICT = EnvSpec(

@@ -9,11 +9,11 @@ import torch
 from support_lanes import DISCRETE
 
 from rookery.algorithms.dqn import DQN, DQNConfig
-from rookery.config import NetConfig, ReplayConfig
+from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.types import EnvSpec, Leaf, Sequences, Transitions
 from rookery.envs.lanes import Lanes
-from rookery.learner import Learner
-from rookery.producer import Producer, empty_arrays, handover_shapes
-from rookery.types import EnvSpec, Leaf, Sequences, Transitions
+from rookery.roles.learner import Learner
+from rookery.roles.producer import Producer, empty_arrays, handover_shapes
 
 SPEC = EnvSpec("flat", {"obs": Leaf((3,), "float32", "vector")}, DISCRETE)
 FLAT = NetConfig(hidden=())  # values linear in the observation

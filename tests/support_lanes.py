@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from rookery.actor import Actor, ActorReport
 from rookery.algorithms.ppo import PPO, PPOConfig
-from rookery.config import NetConfig
+from rookery.core.config import NetConfig
+from rookery.core.types import ActionSpec, ActorReport, EnvSpec, Leaf, Unroll
+from rookery.core.unroll import empty_unroll, unroll_shapes
 from rookery.envs.lanes import LaneFault, Lanes
-from rookery.learner import Learner
-from rookery.replay.table import QueueTable
-from rookery.types import ActionSpec, EnvSpec, Leaf, Unroll
-from rookery.unroll import empty_unroll, unroll_shapes
+from rookery.roles.actor import Actor
+from rookery.roles.learner import Learner
+from rookery.tables.queue import QueueTable
 
 DISCRETE = ActionSpec("discrete", choices=(3,), starts=(0,))
 MULTI = ActionSpec("multi", choices=(2, 3), starts=(0, 0))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import rookery
 from rookery.envs.make import make
-from rookery.evaluate import evaluate
+from rookery.play.evaluate import evaluate
 
 
 def learnt(tmp_path: Path, recipe: str, env: str, env_steps: int, seed: int, **fields) -> float:

@@ -10,9 +10,9 @@ import torch
 from hypothesis import strategies as st
 from support_parcels import MIXED, STACKED, VECTOR, Maker, shapes_of
 
-from rookery import tree
-from rookery.replay.memory import Keys, ReplayTable, Sample
-from rookery.types import EnvSpec, Replay, Sequences, Transitions
+from rookery.core import tree
+from rookery.core.types import EnvSpec, Replay, Sequences, Transitions
+from rookery.tables.replay import Keys, ReplayTable, Sample
 
 SPECS = {"vector": VECTOR, "stacked": STACKED, "mixed": MIXED}
 

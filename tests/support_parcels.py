@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rookery.config import ReplayConfig
-from rookery.replay.frames import frame_shape, image_leaves
-from rookery.types import ActionSpec, EnvSpec, Leaf, Replay
+from rookery.core.config import ReplayConfig
+from rookery.core.types import ActionSpec, EnvSpec, Leaf, Replay
+from rookery.tables.frames import frame_shape, image_leaves
 
 DISCRETE = ActionSpec("discrete", choices=(3,), starts=(0,))
 VECTOR = EnvSpec("vector", {"obs": Leaf((4,), "float32", "vector")}, DISCRETE)

@@ -14,11 +14,11 @@ import numpy as np
 from hypothesis import strategies as st
 from support_lanes import BOX, DISCRETE, MULTI, ScriptedLanes
 
-from rookery import tree
-from rookery.config import ReplayConfig
-from rookery.replay.builder import Builder, make_builder, parcel_shapes
-from rookery.types import ActionSpec, DataPlan, EnvSpec, Leaf, Replay, Unroll
-from rookery.unroll import as_unroll, empty_unroll, unroll_shapes
+from rookery.core import tree
+from rookery.core.config import ReplayConfig
+from rookery.core.types import ActionSpec, DataPlan, EnvSpec, Leaf, Replay, Unroll
+from rookery.core.unroll import as_unroll, empty_unroll, unroll_shapes
+from rookery.tables.builder import Builder, make_builder, parcel_shapes
 
 VECTOR = {"obs": Leaf((3,), "float32", "vector")}
 DICT = VECTOR | {

@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 import pytest
 
 import rookery
-from rookery import errors
 from rookery.algorithms.dqn import DQN, DQNConfig
+from rookery.algorithms.registry import encode_config
 from rookery.cli.main import VERBS, main
-from rookery.config import NetConfig, ReplayConfig
+from rookery.core import errors
+from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.recipes import RECIPES
-from rookery.registry import encode_config
-from rookery.replay.builder import parcel_shapes
-from rookery.replay.memory import ReplayTable
-from rookery.types import ActionSpec, EnvSpec, Leaf
+from rookery.tables.builder import parcel_shapes
+from rookery.tables.replay import ReplayTable
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,7 +37,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PAGE_OF = {name: ROOT / "docs" / f"recipes-{name.replace('_', '-')}.md" for name in RECIPES}
 SPEC = EnvSpec("any", {"obs": Leaf((1,), "float32", "vector")}, ActionSpec("discrete", (2,), (0,)))
 SECTIONS = ["The idea", "One update", "What it is here", "Numbers", "Try it", "What it learns", "Deviations"]
-READING_ORDER = ("recipes/ppo", "topologies/serial", "actor", "algorithms/ppo", "ops/returns", "ops/policy", "learner")
+READING_ORDER = ("recipes/ppo", "topologies/serial", "roles/actor", "algorithms/ppo")
+READING_ORDER += ("ops/returns", "ops/policy", "roles/learner")
 
 
 class Block(NamedTuple):
@@ -106,13 +107,13 @@ def no_work(monkeypatch, tmp_path):
 
     import rookery.cli.check_env
     import rookery.metrics.plot
-    import rookery.policy
-    import rookery.run
+    import rookery.play.policy
+    import rookery.run.run
 
     for module, name in (
-        (rookery.run, "start"),
-        (rookery.run, "go_on"),
-        (rookery.policy, "load"),
+        (rookery.run.run, "start"),
+        (rookery.run.run, "go_on"),
+        (rookery.play.policy, "load"),
         (rookery.metrics.plot, "plot_runs"),
         (rookery.cli.check_env, "ask"),
     ):

@@ -14,45 +14,38 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "rookery"
 
-BASE = {"types", "tree", "errors", "config", "ranges", "seeding", "printable", "trust", "trusted", "unroll"}
-CONTRACT = "algorithms.base"
-SERVICES = {"actor", "episodes", "learner", "journal", "pipes", "metrics", "checkpoint", "evaluate"}
-SERVICES |= {"claim", "codec", "files", "folder", "limits", "memory_file", "memory_writer", "policy", "producer"}
-SERVICES |= {"actor_state", "record", "registry", "stored", "weights"}
-TOP = {"recipes", "cli", "run", "__init__", "__main__"}
-EVERYTHING = {*BASE, "ops", "nets", "envs", "replay", "algorithms", *SERVICES, "topologies", *TOP}
+CONTRACT = {"algorithms.base", "algorithms.registry"}  # what those who run an algorithm know of it
+BASE = {"core", "ops"}
+SERVICES = {"roles", "pipes", "processes", "storage", "metrics"}
+TOP = {"recipes", "cli", "run", "play", "__init__", "__main__"}
+LOWER = {*BASE, "nets", "envs", "tables", *CONTRACT}
+EVERYTHING = {*BASE, "nets", "envs", "tables", "algorithms", *SERVICES, "crews", "topologies", *TOP}
 
 # First part of a module's name -> the parts (or single modules) of Rookery it may know, besides its own part.
 MAY_IMPORT: dict[str, set[str]] = {
-    "types": {"config"},
-    "errors": set(),
-    "printable": set(),
-    "trusted": set(),
-    "unroll": {"tree", "types"},
-    "trust": {"errors", "printable", "trusted"},
-    "config": {"ranges"},
-    "ranges": {"errors"},
-    "seeding": set(),
-    "tree": {"types"},
+    "core": set(),
     "ops": set(),
-    "nets": {*BASE, "ops"},
-    "envs": {*BASE, "ops"},
-    "replay": {*BASE, "ops"},
-    "algorithms": {*BASE, "ops", "nets", "replay"},
-    **{name: {*BASE, "ops", "nets", "envs", "replay", CONTRACT, *SERVICES} for name in SERVICES},
-    "topologies": EVERYTHING - TOP,
+    "nets": BASE,
+    "envs": BASE,
+    "tables": BASE,
+    "algorithms": {*BASE, "nets", "tables"},
+    "roles": {*LOWER, "storage.codec"},
+    "processes": {"core", "pipes.channel", "storage.folder"},
+    "pipes": {"core"},
+    "storage": {*LOWER, "roles", "metrics"},
+    "metrics": {"core", "storage.folder"},
+    "crews": {*LOWER, *SERVICES, "topologies"},
+    "topologies": {*LOWER, *SERVICES, "crews"},
     **dict.fromkeys(TOP, EVERYTHING),
 }
-for name in ("actor", "learner"):
-    MAY_IMPORT[name] = MAY_IMPORT[name] - {"pipes"}
 
 # Modules of others -> the parts of Rookery that may know them.
 CONFINED = {
-    "ray": {"pipes", "topologies"},
-    "multiprocessing": {"pipes", "topologies"},
-    "torch.multiprocessing": {"pipes", "topologies"},
-    "torch.distributed": {"pipes", "topologies"},
-    "subprocess": {"pipes", "topologies", "cli"},
+    "ray": {"pipes", "crews", "topologies"},
+    "multiprocessing": {"pipes", "crews", "topologies"},
+    "torch.multiprocessing": {"pipes", "crews", "topologies"},
+    "torch.distributed": {"pipes", "crews", "topologies"},
+    "subprocess": {"processes", "crews", "cli"},
 }
 EXTRAS = ("ale_py", "mujoco", "dm_control", "ray", "wandb", "tensorboard", "torch.utils.tensorboard", "matplotlib")
 EXTRAS += ("numba", "imageio_ffmpeg", "pygame")  # optional to install: imported where used
@@ -192,65 +185,72 @@ def test_the_package_keeps_its_layers():
 
 
 BAD = [
-    ("rookery.types", "from rookery.errors import RookeryError"),
-    ("rookery.tree", "import rookery.config"),
-    ("rookery.ops.value", "from rookery.types import Unroll"),
+    ("rookery.core.types", "from rookery.ops.value import value_loss"),
+    ("rookery.core.tree", "import rookery.envs.make"),
+    ("rookery.ops.value", "from rookery.core.types import Unroll"),
     ("rookery.ops.value", "import numpy as np"),
-    ("rookery.ops.value", "from .. import tree"),
+    ("rookery.ops.value", "from ..core import tree"),
     ("rookery.nets.heads", "from rookery.envs.spec import make"),
     ("rookery.nets.heads", "from rookery import envs"),
-    ("rookery.nets.heads", "from ..replay.ring import Ring"),
+    ("rookery.nets.heads", "from ..tables.ring import Ring"),
     ("rookery.envs.spec", "import rookery"),
-    ("rookery.replay.ring", "from rookery import train"),
+    ("rookery.tables.ring", "from rookery import train"),
     ("rookery.algorithms.ppo", "from rookery.envs.spec import make"),
-    ("rookery.algorithms.ppo", "def f():\n    from rookery.learner import Learner"),
-    ("rookery.algorithms.ppo", "if TYPE_CHECKING:\n    from rookery.actor import Actor"),
+    ("rookery.algorithms.ppo", "def f():\n    from rookery.roles.learner import Learner"),
+    ("rookery.algorithms.ppo", "if TYPE_CHECKING:\n    from rookery.roles.actor import Actor"),
     ("rookery.algorithms.ppo", "importlib.import_module('rookery.topologies.serial')"),
-    ("rookery.actor", "from rookery.algorithms.ppo import PPO"),
-    ("rookery.actor", "from rookery.algorithms import ppo"),
-    ("rookery.actor", "import rookery.algorithms"),
-    ("rookery.actor", "from rookery.algorithms import *"),
-    ("rookery.actor", "from rookery.pipes.shm import Slots"),
-    ("rookery.learner", "from .pipes import inproc"),
+    ("rookery.roles.actor", "from rookery.algorithms.ppo import PPO"),
+    ("rookery.roles.actor", "from rookery.algorithms import ppo"),
+    ("rookery.roles.actor", "import rookery.algorithms"),
+    ("rookery.roles.actor", "from rookery.algorithms import *"),
+    ("rookery.roles.actor", "from rookery.pipes.shm import Slots"),
+    ("rookery.roles.learner", "from ..pipes import inproc"),
+    ("rookery.roles.learner", "from rookery.storage.checkpoint import save"),
     ("rookery.metrics.panel", "from rookery.topologies.local import run"),
     ("rookery.topologies.local", "from rookery.recipes import ppo"),
     ("rookery.topologies.local", "from rookery.cli.main import main"),
     ("rookery.helpers", "import math"),
-    ("rookery.replay.ring", "import multiprocessing.shared_memory"),
-    ("rookery.actor", "from torch import distributed"),
-    ("rookery.actor", "import torch as th\nth.distributed.barrier()"),
-    ("rookery.actor", "from torch.multiprocessing import Queue"),
+    ("rookery.tables.ring", "import multiprocessing.shared_memory"),
+    ("rookery.roles.actor", "from torch import distributed"),
+    ("rookery.roles.actor", "import torch as th\nth.distributed.barrier()"),
+    ("rookery.roles.actor", "from torch.multiprocessing import Queue"),
     ("rookery.metrics.panel", "def f():\n    import subprocess"),
     ("rookery.recipes.ppo", "def f():\n    import ray"),
     ("rookery.topologies.ray_cluster", "import ray"),
     ("rookery.envs.atari", "try:\n    import ale_py\nexcept ImportError:\n    ale_py = None"),
     ("rookery.metrics.events", "from torch.utils.tensorboard import SummaryWriter"),
     ("rookery.metrics.plot", "class A:\n    from matplotlib import pyplot"),
-    ("rookery.checkpoint", "def f():\n    import pickle"),
-    ("rookery.checkpoint", "from joblib import dump"),
-    ("rookery.checkpoint", "__import__('cloudpickle')"),
-    ("rookery.checkpoint", "import torch\ntorch.load('x')"),
-    ("rookery.checkpoint", "from torch import load"),
-    ("rookery.checkpoint", "import numpy as np\nnp.load('x', allow_pickle=True)"),
+    ("rookery.storage.checkpoint", "def f():\n    import pickle"),
+    ("rookery.storage.checkpoint", "from joblib import dump"),
+    ("rookery.storage.checkpoint", "__import__('cloudpickle')"),
+    ("rookery.storage.checkpoint", "import torch\ntorch.load('x')"),
+    ("rookery.storage.checkpoint", "from torch import load"),
+    ("rookery.storage.checkpoint", "import numpy as np\nnp.load('x', allow_pickle=True)"),
     ("rookery.cli.main", "eval('1 + 1')"),
     ("rookery.cli.main", "def f():\n    exec('x = 1')"),
 ]
 
 GOOD = [
-    ("rookery.tree", "from rookery.types import Tree"),
+    ("rookery.core.tree", "from rookery.core.types import Tree"),
     ("rookery.ops.value", "import math\nimport torch\nfrom torch import nn\nfrom rookery.ops.moments import merge"),
-    ("rookery.nets.heads", "from rookery.config import NetConfig\nfrom . import torso\nfrom rookery import tree"),
-    ("rookery.algorithms.ppo", "from rookery.nets.heads import Head\nfrom rookery.replay import table"),
-    ("rookery.actor", "from rookery.algorithms.base import Algorithm\nfrom rookery.algorithms import base"),
-    ("rookery.learner", "from rookery.checkpoint import save\nimport torch\ntorch.nn.Module().eval()"),
-    ("rookery.evaluate", "from rookery.actor import Actor\nfrom rookery.envs.spec import make"),
+    (
+        "rookery.nets.heads",
+        "from rookery.core.config import NetConfig\nfrom . import torso\nfrom rookery.core import tree",
+    ),
+    ("rookery.algorithms.ppo", "from rookery.nets.heads import Head\nfrom rookery.tables import queue"),
+    ("rookery.roles.actor", "from rookery.algorithms.base import Algorithm\nfrom rookery.algorithms import base"),
+    ("rookery.roles.learner", "from rookery.core.errors import NumericError\nimport torch\ntorch.nn.Module().eval()"),
+    ("rookery.play.evaluate", "from rookery.roles.actor import Actor\nfrom rookery.envs.spec import make"),
     ("rookery.pipes.shm", "from multiprocessing import shared_memory\nimport torch.distributed as dist"),
     ("rookery.topologies.ray_cluster", "def f():\n    import ray"),
-    ("rookery.topologies.local", "import subprocess\nfrom rookery.learner import Learner"),
+    ("rookery.processes.worker", "import subprocess\nfrom rookery.storage.folder import open_regular"),
     ("rookery.metrics.plot", "if TYPE_CHECKING:\n    import matplotlib\ndef f():\n    import matplotlib"),
     ("rookery.recipes.ppo", "from rookery.algorithms.ppo import PPO\nfrom rookery.topologies import serial"),
     ("rookery.cli.main", "import subprocess\nimport rookery"),
-    ("rookery.checkpoint", "import numpy as np\nnp.load('x', allow_pickle=False)\n'pickle, torch.load, eval()'"),
+    (
+        "rookery.storage.checkpoint",
+        "import numpy as np\nnp.load('x', allow_pickle=False)\n'pickle, torch.load, eval()'",
+    ),
 ]
 
 
@@ -273,6 +273,6 @@ def test_relative_imports_of_a_package_start_at_the_package():
 
 
 def test_a_fault_names_its_line():
-    assert faults("rookery.actor", "import torch\n\nfrom rookery.cli import main") == [
-        "3: actor must not import rookery.cli.main"
+    assert faults("rookery.roles.actor", "import torch\n\nfrom rookery.cli import main") == [
+        "3: roles must not import rookery.cli.main"
     ]

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from rookery.config import NetConfig
+from rookery.core.config import NetConfig
+from rookery.core.ranges import within
+from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Tree
 from rookery.nets.optimizer import Optimizer
-from rookery.ranges import within
-from rookery.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Tree
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]  # sum over ranks; the identity in one process
 
@@ -71,7 +71,7 @@ class Algorithm(ABC):
     def start_priorities(self, items: dict[str, np.ndarray]) -> np.ndarray | None:
         """Priorities [M] of new items as the actor that made them sees them; None: the largest priority so far.
 
-        `items` holds the columns of the items (see `replay/nstep.py`, `replay/sequence.py`) and, for every entry of
+        `items` holds the columns of the items (see `tables/nstep.py`, `tables/sequence.py`) and, for every entry of
         the plan's extras, that value at the item's own rows and at its last one.
         """
         return None

@@ -29,10 +29,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from rookery import tree
 from rookery.algorithms.base import Algorithm, Reduce
-from rookery.config import NetConfig, ReplayConfig
-from rookery.errors import UsageError
+from rookery.core import tree
+from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.errors import UsageError
+from rookery.core.ranges import Count, NotNegative, Part, Positive, Share, Whole
+from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
 from rookery.nets import critic as heads
 from rookery.nets.adam import FlatAdam
 from rookery.nets.critic import Activation, Body, Critic, DeterministicPolicy, RandomStart
@@ -54,8 +56,6 @@ from rookery.ops.qlearning import nstep
 from rookery.ops.returns import discounts
 from rookery.ops.slope import clipped_slope
 from rookery.ops.value import value_loss
-from rookery.ranges import Count, NotNegative, Part, Positive, Share, Whole
-from rookery.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
 
 POINTS = 4  # that stand for each component of a target mixture
 MEMORY = ReplayConfig(min_size=1_000, batch=256, samples_per_insert=32.0)  # Acme's D4PG

@@ -25,10 +25,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from rookery import tree
 from rookery.algorithms.base import Algorithm, Reduce
-from rookery.config import NetConfig, ReplayConfig
-from rookery.errors import UsageError
+from rookery.core import tree
+from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.errors import UsageError
+from rookery.core.ranges import Count, NotNegative, Part, Positive, Share, Whole
+from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
 from rookery.nets import build
 from rookery.nets.adam import FlatAdam
 from rookery.nets.noisy import factors
@@ -43,8 +45,6 @@ from rookery.ops.qlearning import at_action, huber, nstep, td_target
 from rookery.ops.returns import discounts
 from rookery.ops.schedule import linear
 from rookery.ops.value import value_loss
-from rookery.ranges import Count, NotNegative, Part, Positive, Share, Whole
-from rookery.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
 
 
 @dataclass(frozen=True)

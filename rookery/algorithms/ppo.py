@@ -19,10 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from rookery import tree
 from rookery.algorithms.base import Algorithm, Reduce
-from rookery.config import NetConfig
-from rookery.errors import UsageError
+from rookery.core import tree
+from rookery.core.config import NetConfig
+from rookery.core.errors import UsageError
+from rookery.core.ranges import Count, NotNegative, Positive, Share
+from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Queue, Tree, Unroll
 from rookery.nets import build
 from rookery.nets.adam import FlatAdam
 from rookery.nets.normalize import RewardScaler
@@ -33,8 +35,6 @@ from rookery.ops.policy import clip_fraction, clipped_surrogate, kl_estimate
 from rookery.ops.returns import discounts, gae
 from rookery.ops.schedule import linear
 from rookery.ops.value import clipped_value_loss, explained_variance, value_loss
-from rookery.ranges import Count, NotNegative, Positive, Share
-from rookery.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Queue, Tree, Unroll
 
 
 @dataclass(frozen=True)

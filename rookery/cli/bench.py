@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rookery.cli.flags import HELP, nearest
-from rookery.errors import UsageError
+from rookery.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rookery.config import RunConfig
+    from rookery.core.config import RunConfig
 
 USAGE = """usage: rookery bench scaling --env ID [--actors 1 2 4] [--envs N] [--env-steps N] [--out DIR] ...
 
@@ -90,7 +90,7 @@ def _positive(flag: str, word: str) -> int:
 
 def _configs(counts: list[int], own: dict[str, str], rest: list[str]) -> list[RunConfig]:
     from rookery.cli.configure import config_for
-    from rookery.pipes.machine import Machine
+    from rookery.core.machine import Machine
 
     if not any(word.split("=")[0].replace("_", "-") == "--env-steps" for word in rest):
         rest = [*rest, "--env-steps", str(STEPS)]
@@ -114,7 +114,7 @@ def _configs(counts: list[int], own: dict[str, str], rest: list[str]) -> list[Ru
 
 def _measure(configs: list[RunConfig]) -> list[dict[str, Any]]:
     from rookery.cli.show import console
-    from rookery.run import train
+    from rookery.run.run import train
 
     rows = []
     for config in configs:

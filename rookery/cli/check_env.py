@@ -12,8 +12,8 @@ import tyro
 from rookery.cli.configure import JSON
 from rookery.cli.flags import parse
 from rookery.cli.show import console, escape, facts
-from rookery.errors import EnvError, UsageError
-from rookery.topologies.probe import ask, probe
+from rookery.core.errors import EnvError, UsageError
+from rookery.crews.probe import ask, probe
 
 
 @dataclass(frozen=True)

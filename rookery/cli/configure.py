@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import tyro
 
 from rookery.cli.flags import HELP, comments_of, flags_of, last, parse, spell
-from rookery.config import RunConfig
-from rookery.errors import UsageError
+from rookery.core.config import RunConfig
+from rookery.core.errors import UsageError
 
 FIXED = ("recipe", "algorithm", "preset")  # what a run is; not for editing
 EXTRA = {  # flags of the command line that are no fields of a run
@@ -28,7 +28,7 @@ ABOUT = "Short forms: --core for --net.core, --precision for --net.precision; 1e
 def config_for(recipe: str, words: list[str], prog: str) -> RunConfig:
     """The config that `rookery train RECIPE words...` asks for."""
     from rookery.recipes import recipe as recipe_named
-    from rookery.run import configure
+    from rookery.run.run import configure
 
     chosen = recipe_named(recipe)
     config = RunConfig(recipe=chosen.name, algorithm=chosen.algorithm, env="", algo=chosen.config())

@@ -16,8 +16,8 @@ from rich.table import Table
 
 from rookery.cli.flags import parse
 from rookery.cli.show import console, escape, only_answer
-from rookery.errors import RookeryError
-from rookery.pipes.machine import Machine, amount
+from rookery.core.errors import RookeryError
+from rookery.core.machine import Machine, amount
 
 EXTRAS = {  # extra -> (modules it brings, what for)
     "atari": (("ale_py",), "Atari games"),
@@ -143,7 +143,7 @@ def _extras() -> list[Finding]:
 
 
 def _speed() -> Finding:
-    from rookery.run import train
+    from rookery.run.run import train
 
     try:
         with tempfile.TemporaryDirectory(prefix="rookery-doctor-") as folder:

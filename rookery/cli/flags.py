@@ -17,7 +17,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from rookery.errors import UsageError
+from rookery.core.errors import UsageError
 
 T = TypeVar("T")
 

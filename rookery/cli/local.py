@@ -13,7 +13,7 @@ import sys
 from importlib.machinery import PathFinder
 
 from rookery.cli.runs import trusted
-from rookery.trust import MODULE
+from rookery.storage.trust import MODULE
 
 STORED = ("resume", "eval", "record", "plot")  # verbs that open a stored run
 NAMED = re.compile(rf"(?:--[A-Za-z0-9_.-]+=)?({MODULE}):[^:]+")

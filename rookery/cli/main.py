@@ -12,10 +12,10 @@ import importlib
 import sys
 import traceback
 
-from rookery.errors import INTERRUPT, LearnerError, RookeryError, StorageError, UsageError
+from rookery.core.errors import INTERRUPT, LearnerError, RookeryError, StorageError, UsageError
+from rookery.core.printable import printable
 from rookery.metrics.output import standard_streams
-from rookery.printable import printable
-from rookery.topologies.signals import Signals, ended
+from rookery.processes.signals import Signals, ended
 
 VERBS = {
     "train": ("rookery.cli.train:train", "train a recipe on an environment"),

@@ -15,12 +15,12 @@ import tyro
 from rookery.cli.flags import parse
 from rookery.cli.runs import folder_of, open_run, trusted
 from rookery.cli.show import console, count, escape, facts, number, only_answer, warn
-from rookery.errors import EnvError, StorageError, UsageError
-from rookery.folder import Refused, write
+from rookery.core.errors import EnvError, StorageError, UsageError
+from rookery.storage.folder import Refused, write
 
 if TYPE_CHECKING:
-    from rookery.evaluate import Evaluation
-    from rookery.policy import Policy
+    from rookery.play.evaluate import Evaluation
+    from rookery.play.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def _evaluation(args: Eval, config) -> Evaluation:
     import torch
 
     from rookery.envs.make import make
-    from rookery.evaluate import evaluate as play
-    from rookery.policy import load
+    from rookery.play.evaluate import evaluate as play
+    from rookery.play.policy import load
 
     torch.set_num_threads(1)  # as when acting in training: the same sums, the same digits
     policy = load(args.run, "best" if args.best else "newest", args.trust, tell=warn)
@@ -140,8 +140,8 @@ def record(words: list[str]) -> int:
     config = open_run(args.run, args.trust, ["rookery", "record", *words])
     import torch
 
-    from rookery.policy import load
-    from rookery.record import record as film
+    from rookery.play.policy import load
+    from rookery.play.record import record as film
 
     torch.set_num_threads(1)
     policy = load(args.run, "best" if args.best else "newest", args.trust, tell=warn)

@@ -9,7 +9,7 @@ import tyro
 
 from rookery.cli.flags import parse
 from rookery.cli.runs import folder_of
-from rookery.errors import UsageError
+from rookery.core.errors import UsageError
 
 
 @dataclass(frozen=True)

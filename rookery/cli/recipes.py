@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rookery.cli.flags import parse
 from rookery.cli.show import console
-from rookery.errors import UsageError
+from rookery.core.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rookery.errors import CheckpointError, UsageError
-from rookery.folder import exists
-from rookery.trust import Refused
+from rookery.core.errors import CheckpointError, UsageError
+from rookery.storage.folder import exists
+from rookery.storage.trust import Refused
 
 if TYPE_CHECKING:
-    from rookery.config import RunConfig
+    from rookery.core.config import RunConfig
 
 
 def folder_of(path: Path) -> Path:
@@ -24,7 +24,7 @@ def folder_of(path: Path) -> Path:
 
 def open_run(path: Path, trust: tuple[str, ...], command: list[str]) -> RunConfig:
     """The config of a run. What it asks for beyond the list is refused, with the command that would allow it."""
-    from rookery.run import read_config
+    from rookery.run.run import read_config
 
     folder = folder_of(path)
     try:
@@ -43,7 +43,7 @@ def needs(config: RunConfig) -> str:
     """The flags that opening this run again would need, each with a space before it."""
     import msgspec
 
-    from rookery.trust import findings
+    from rookery.storage.trust import findings
 
     try:
         modules = [each.module for each in findings(msgspec.to_builtins(config)) if each.module]

@@ -11,7 +11,7 @@ from rich import markup
 from rich.console import Console
 from rich.table import Table
 
-from rookery.printable import printable
+from rookery.core.printable import printable
 
 __all__ = ["console", "count", "escape", "facts", "number", "only_answer", "warn"]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rookery.cli.flags import HELP
-from rookery.errors import RookeryError, UsageError
+from rookery.core.errors import RookeryError, UsageError
 
 if TYPE_CHECKING:
-    from rookery.run import Run
-    from rookery.topologies.signals import Signals
+    from rookery.processes.signals import Signals
+    from rookery.run.run import Run
 
 PROBE = 10.0  # seconds an environment may take to say what it is, once shutdown is requested
 
@@ -37,8 +37,8 @@ def train(words: list[str], signals: Signals) -> int:
     if not words or words[0].startswith("-"):
         raise UsageError("which recipe? It comes first: rookery train ppo --env CartPole-v1")
     from rookery.cli.configure import config_for
-    from rookery.run import check, start
-    from rookery.topologies.signals import Stopped
+    from rookery.processes.signals import Stopped
+    from rookery.run.run import check, start
 
     try:
         with signals.interruptible(PROBE):  # the preset may depend on what the environment is
@@ -55,13 +55,13 @@ def resume(words: list[str], signals: Signals) -> int:
         return 0
     if not words or words[0].startswith("-"):
         raise UsageError("which run? It comes first: rookery resume runs/...")
-    from rookery import checkpoint
-    from rookery.claim import claimed
     from rookery.cli.configure import ABOUT, EXTRA, changes, read
     from rookery.cli.runs import open_run, trusted
     from rookery.cli.show import warn
-    from rookery.folder import exists, real
-    from rookery.run import go_on
+    from rookery.run.run import go_on
+    from rookery.storage import checkpoint
+    from rookery.storage.claim import claimed
+    from rookery.storage.folder import exists, real
 
     path, prog = real(words[0]), f"rookery resume {words[0]}"
     trust = trusted(words)

@@ -25,10 +25,10 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
-from rookery.config import AtariConfig
+from rookery.core.config import AtariConfig
+from rookery.core.errors import UsageError
 from rookery.envs.lanes import Step
 from rookery.envs.vector import VectorLanes
-from rookery.errors import UsageError
 
 SEEDS = 2**31 - 1  # ale-py takes 32-bit signed seeds, and negative ones mean "none"
 

@@ -13,13 +13,13 @@ from time import perf_counter
 import gymnasium
 import numpy as np
 
+from rookery.core.errors import RookeryError
+from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.envs.gate import find_nonfinite
 from rookery.envs.lanes import LaneFault, Lanes, SyncLanes
 from rookery.envs.last import LastLanes
 from rookery.envs.make import Config, make, make_single
 from rookery.envs.vector import MaskedLanes
-from rookery.errors import RookeryError
-from rookery.types import ActionSpec, EnvSpec, Leaf
 
 SEED = 1
 LARGE = 1e3  # observations or rewards beyond this call for normalisation

@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rookery.errors import UsageError
+from rookery.core.errors import UsageError
 
 PREFIX = "dmc/"
 

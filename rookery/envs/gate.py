@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from rookery.core.errors import NumericError
 from rookery.envs.lanes import LaneFault, Step
-from rookery.errors import NumericError
 
 
 def watch(obs: dict[str, np.ndarray], reward: np.ndarray) -> Callable[[int], bool]:

@@ -19,10 +19,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from rookery.core.errors import EnvError, UsageError
+from rookery.core.types import EnvSpec
 from rookery.envs.snapshot import env_state, restore_env
 from rookery.envs.spaces import Actions, Mismatch, Observations
-from rookery.errors import EnvError, UsageError
-from rookery.types import EnvSpec
 
 Step = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray]  # obs, reward, terminated, truncated
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from rookery.core.errors import UsageError
+from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.envs.lanes import LaneFault, Lanes, Step
-from rookery.errors import UsageError
-from rookery.types import ActionSpec, EnvSpec, Leaf
 
 ACTION, REWARD = "last_action", "last_reward"
 

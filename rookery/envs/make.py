@@ -19,12 +19,12 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registered
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from rookery.config import AtariConfig, NetConfig
+from rookery.core.config import AtariConfig, NetConfig
+from rookery.core.errors import EnvError, RookeryError, UsageError
 from rookery.envs import atari, dmc
 from rookery.envs.lanes import Lanes, SyncLanes
 from rookery.envs.last import LastLanes
 from rookery.envs.vector import adapt, reset_mode
-from rookery.errors import EnvError, RookeryError, UsageError
 
 EXTRAS = {"ale_py": "rookery[atari]", "mujoco": "rookery[mujoco]", "box2d": "gymnasium[box2d]"}
 # Gymnasium's vector CartPole draws the resets of all lanes from one generator; ours gives each lane its own.

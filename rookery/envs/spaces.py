@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from rookery.errors import UsageError
-from rookery.types import ActionSpec, Leaf
+from rookery.core.errors import UsageError
+from rookery.core.types import ActionSpec, Leaf
 
 UNBOUNDED = 1e10  # a bound beyond this is a way to write infinity (e.g. the largest float32), not a scale
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from rookery.core.errors import UsageError
+from rookery.core.types import EnvSpec
 from rookery.envs.lanes import LaneFault, Lanes, Step, SyncLanes
 from rookery.envs.spaces import Actions, Mismatch, Observations
-from rookery.errors import UsageError
-from rookery.types import EnvSpec
 
 
 def adapt(env: VectorEnv, env_id: str) -> Lanes:

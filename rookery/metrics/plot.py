@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from rookery import folder as folders
-from rookery import tree
-from rookery.errors import CheckpointError, StorageError, UsageError
+from rookery.core import tree
+from rookery.core.errors import CheckpointError, StorageError, UsageError
 from rookery.metrics.sink import records
+from rookery.storage import folder as folders
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

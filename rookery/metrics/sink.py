@@ -24,9 +24,9 @@ import msgspec
 import numpy as np
 import torch
 
-from rookery import folder as folders
-from rookery.errors import CheckpointError, StorageError, UsageError
+from rookery.core.errors import CheckpointError, StorageError, UsageError
 from rookery.metrics.sink_thread import LIMIT, SinkThread
+from rookery.storage import folder as folders
 
 Record = Mapping[str, Any]
 MAX_LINE = 1 << 20  # bytes of one record; ours have a few thousand

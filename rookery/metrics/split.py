@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from rookery.config import RunConfig
+from rookery.core.config import RunConfig
 
 STAGES = ("env", "inference", "learn", "transfer", "wait", "other")
 

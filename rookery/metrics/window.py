@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from rookery.types import Episode
+from rookery.core.types import Episode
 
 
 class ReturnWindow:

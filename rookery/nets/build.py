@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from rookery import tree
-from rookery.config import NetConfig
+from rookery.core import tree
+from rookery.core.config import NetConfig
+from rookery.core.types import EnvSpec, Tree
 from rookery.nets.core import Core
 from rookery.nets.heads import ValueHead, policy_head
 from rookery.nets.normalize import ObsNormalizer
 from rookery.nets.torso import make_torso
-from rookery.types import EnvSpec, Tree
 
 
 def actor_critic(spec: EnvSpec, net: NetConfig) -> nn.ModuleDict:

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rookery.config import NetConfig
-from rookery.errors import UsageError
+from rookery.core.config import NetConfig
+from rookery.core.errors import UsageError
+from rookery.core.types import Leaf
 from rookery.nets.init import HIDDEN_GAIN, linear, orthogonal
-from rookery.types import Leaf
 
 CHUNK = 64  # images per pass on a CPU: their activations fit its cache, and memory is reused instead of mapped anew
 NATURE_MIN = 36  # pixels: below, the last of Nature's convolutions has nothing left to see

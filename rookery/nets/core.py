@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from rookery.types import Tree
+from rookery.core.types import Tree
 
 PACK_ABOVE = 0.25  # share of rows at which some lane resets; beyond, packing is faster than cutting (measured)
 

@@ -24,13 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rookery.config import NetConfig
-from rookery.errors import UsageError
+from rookery.core.config import NetConfig
+from rookery.core.errors import UsageError
+from rookery.core.types import EnvSpec, Tree
 from rookery.nets.core import Core
 from rookery.nets.init import uniform
 from rookery.nets.torso import make_torso
 from rookery.ops.distributional import Mixture, categorical_mean, mixture_mean
-from rookery.types import EnvSpec, Tree
 
 Activation = Literal["relu", "elu", "tanh"]
 LAST = 3e-3  # bound of the last layer's first weights

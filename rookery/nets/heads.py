@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rookery.config import NetConfig
-from rookery.errors import UsageError
+from rookery.core.config import NetConfig
+from rookery.core.errors import UsageError
+from rookery.core.types import ActionSpec
 from rookery.nets.init import linear
 from rookery.ops.policy import (
     categorical_draw,
@@ -31,7 +32,6 @@ from rookery.ops.policy import (
     gaussian_logp,
     squashed_gaussian_logp,
 )
-from rookery.types import ActionSpec
 
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
 LOG_STD_RANGE = (-10.0, 2.0)  # of a deviation that depends on the observation

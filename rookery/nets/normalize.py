@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from rookery.core.types import EnvSpec
 from rookery.ops.moments import Moments, from_sums, merge, moments, to_sums, variance
 from rookery.ops.returns import backward_scan
-from rookery.types import EnvSpec
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]  # sum over ranks
 CLIP = 10.0

@@ -21,15 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rookery import tree
-from rookery.config import NetConfig
+from rookery.core import tree
+from rookery.core.config import NetConfig
+from rookery.core.types import EnvSpec, Tree
 from rookery.nets.core import Core
 from rookery.nets.init import uniform
 from rookery.nets.noisy import NoisyLinear
 from rookery.nets.normalize import ObsNormalizer
 from rookery.nets.torso import make_torso
 from rookery.ops.distributional import categorical_mean
-from rookery.types import EnvSpec, Tree
 
 ONLINE = ("torso", "core", "q")  # what is trained, and has a target
 TRUNK_SCALE = 1 / math.sqrt(2)

@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rookery.config import NetConfig
-from rookery.errors import UsageError
+from rookery.core.config import NetConfig
+from rookery.core.errors import UsageError
+from rookery.core.types import EnvSpec, Leaf
 from rookery.nets.cnn import cnn
 from rookery.nets.init import linear
-from rookery.types import EnvSpec, Leaf
 
 
 def make_torso(spec: EnvSpec, net: NetConfig) -> nn.Module:

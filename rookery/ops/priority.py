@@ -1,6 +1,6 @@
 """The priority of a sequence (R2D2: Kapturowski et al. 2019, section 2.3).
 
-Not here: exponents, probabilities and importance weights, which belong to the memory that draws (`replay/sampler.py`).
+Not here: exponents, probabilities and importance weights, which belong to the memory that draws (`tables/sampler.py`).
 A transition's priority is the size of its error as it is.
 """
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rookery.errors import StorageError
-from rookery.pipes.machine import Machine, amount
+from rookery.core.errors import StorageError
+from rookery.core.machine import Machine, amount
 
 LINE = 64  # bytes of a cache line: two workers never write to the same one
 

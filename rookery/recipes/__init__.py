@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rookery.errors import UsageError
+from rookery.core.errors import UsageError
 from rookery.recipes import (
     apex_dpg,
     apex_dqn,

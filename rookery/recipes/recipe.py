@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from rookery.config import RunConfig
-from rookery.errors import UsageError
-from rookery.types import EnvSpec
+from rookery.core.config import RunConfig
+from rookery.core.errors import UsageError
+from rookery.core.types import EnvSpec
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,18 @@ from pathlib import Path
 import torch
 
 from rookery.algorithms.base import Algorithm
-from rookery.config import RunConfig
-from rookery.errors import NumericError, UsageError
-from rookery.learner import StepReport
-from rookery.producer import handover_shapes
-from rookery.topologies.crew import POLL, Crew
+from rookery.core.config import RunConfig
+from rookery.core.errors import NumericError, UsageError
+from rookery.core.types import EnvSpec, GradientReport, Queue, StepReport
+from rookery.crews.process import POLL, Crew
+from rookery.processes.signals import Signals
+from rookery.roles.gradient import share
+from rookery.roles.producer import handover_shapes
+from rookery.roles.weights import Whole
 from rookery.topologies.feed import check_room
-from rookery.topologies.grad_worker import GradientReport
-from rookery.topologies.gradient import share
 from rookery.topologies.job import Job
-from rookery.topologies.signals import Signals
-from rookery.types import EnvSpec, Queue
-from rookery.weights import Whole
 
-MODULE = "rookery.topologies.grad_worker"
+MODULE = "rookery.crews.grad_worker"
 SETTLED = 100  # gradients before the usual loss is known well enough to call another one an outlier
 
 

@@ -14,17 +14,17 @@ from functools import cached_property
 from shlex import quote
 from time import monotonic
 
-from rookery import memory_file, memory_writer
-from rookery.errors import CheckpointError, NumericError, UsageError
-from rookery.pipes.machine import Machine, amount
-from rookery.producer import Arrays, Shapes
-from rookery.replay.memory import ReplayTable, Sample
-from rookery.replay.snapshot import Snapshot
-from rookery.replay.table import QueueTable
+from rookery.core.errors import CheckpointError, NumericError, UsageError
+from rookery.core.machine import Machine, amount
+from rookery.core.types import EnvSpec, Queue, Replay
+from rookery.core.unroll import as_unroll
+from rookery.processes.signals import Patience
+from rookery.roles.producer import Arrays, Shapes
+from rookery.storage import replay_file, replay_writer
+from rookery.tables.queue import QueueTable
+from rookery.tables.replay import ReplayTable, Sample
+from rookery.tables.snapshot import Snapshot
 from rookery.topologies.job import Job
-from rookery.topologies.signals import Patience
-from rookery.types import EnvSpec, Queue, Replay
-from rookery.unroll import as_unroll
 
 Release = Callable[[], None]
 SPARE = 0.9  # share of the free memory that a replay memory may take
@@ -102,7 +102,7 @@ class ReplayFeed:
         self._turn = False  # without a ratio, one update follows each insertion
         self._trimming = False  # a soft capacity is exceeded by more than is removed at once
         self._warned = False
-        self._writer = memory_writer.Writer()
+        self._writer = replay_writer.Writer()
         job.journal.paced_by_env = True
 
     @property
@@ -224,12 +224,12 @@ class ReplayFeed:
     def _restore_memory(self, resumed_at: int) -> bool:
         """Load a memory; whether it is that of the checkpoint, and not an older or newer one."""
         job = self.job
-        found = memory_file.find(job.folder / "replay", resumed_at)
+        found = replay_file.find(job.folder / "replay", resumed_at)
         if found is None:
             say = job.warn if self.memory.save else job.journal.say
             say("no replay memory was saved with this checkpoint: it is filled anew")
             return False
-        steps = memory_file.load(found, self.table)
+        steps = replay_file.load(found, self.table)
         self.table.cap_versions(job.learner.version)
         if steps != resumed_at:  # its items count as they did for the books of another checkpoint
             self.table.settle()
@@ -291,7 +291,7 @@ def check_room(
     def needs(capacity: int) -> tuple[int, int]:
         """Bytes of the memories, and on top of that bytes to save them."""
         smaller = replace(plan, memory=replace(plan.memory, capacity=capacity))
-        extra = ReplayTable.bytes_to_save(smaller, shapes, spec, actors) + memory_file.BUFFERS if saved else 0
+        extra = ReplayTable.bytes_to_save(smaller, shapes, spec, actors) + replay_file.BUFFERS if saved else 0
         return memories * ReplayTable.bytes_needed(smaller, shapes, spec, actors), memories * extra
 
     saved = saved and plan.memory.save

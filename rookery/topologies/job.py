@@ -16,20 +16,20 @@ from typing import Any
 
 from torch import nn
 
-from rookery import checkpoint, stored
-from rookery.actor_state import check_state
 from rookery.algorithms.base import Algorithm
-from rookery.config import RunConfig
-from rookery.errors import CheckpointError, LearnerError, NumericError, RookeryError, StorageError
-from rookery.journal import Journal
-from rookery.learner import Learner
+from rookery.core.config import RunConfig
+from rookery.core.errors import CheckpointError, LearnerError, NumericError, RookeryError, StorageError
+from rookery.core.types import EnvSpec, Queue
+from rookery.metrics.journal import Journal
+from rookery.processes.faults import FaultPlan
+from rookery.processes.reserve import Reserve
+from rookery.processes.signals import Signals
+from rookery.processes.threads import Threads
+from rookery.roles.actor_state import check_state
+from rookery.roles.learner import Learner
+from rookery.roles.weights import Published
+from rookery.storage import checkpoint, stored
 from rookery.topologies import numeric
-from rookery.topologies.faults import FaultPlan
-from rookery.topologies.reserve import Reserve
-from rookery.topologies.signals import Signals
-from rookery.topologies.threads import Threads
-from rookery.types import EnvSpec, Queue
-from rookery.weights import Published
 
 Snapshots = Callable[[], list[dict[str, Any] | None]]
 

@@ -19,15 +19,15 @@ from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
 
-from rookery.config import RunConfig
-from rookery.producer import handover_shapes
-from rookery.replay.memory import Sample
-from rookery.topologies.crew import POLL, Crew
+from rookery.core.config import RunConfig
+from rookery.core.types import EnvSpec
+from rookery.crews.process import POLL, Crew
+from rookery.processes.signals import Signals
+from rookery.roles.producer import handover_shapes
+from rookery.tables.loader import Loader
+from rookery.tables.replay import Sample
 from rookery.topologies.feed import Feed, ReplayFeed, make_feed
 from rookery.topologies.job import Job
-from rookery.topologies.loader import Loader
-from rookery.topologies.signals import Signals
-from rookery.types import EnvSpec
 
 AHEAD = 3  # slots per asynchronous actor: it goes on filling while the learner is busy with an update
 PUBLISH = 0.1  # seconds between two publications of weights, asynchronously

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from rookery import checkpoint
-from rookery.errors import NumericError
+from rookery.core.errors import NumericError
+from rookery.storage import checkpoint
 
 LIMIT = 256 << 20  # bytes of one dump; the largest columns are left out beyond that
 KEPT = 3  # dumps of one run

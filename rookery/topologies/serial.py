@@ -9,17 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rookery.config import RunConfig
+from rookery.core.config import RunConfig
+from rookery.core.types import EnvSpec
+from rookery.crews.keeper import Keeper
 from rookery.envs.lanes import Lanes
 from rookery.envs.make import make
-from rookery.producer import Producer, empty_arrays, handover_shapes
+from rookery.processes.orphans import MarkedHere
+from rookery.processes.signals import Signals
+from rookery.processes.threads import available_cores
+from rookery.roles.producer import Producer, empty_arrays, handover_shapes
 from rookery.topologies.feed import make_feed
 from rookery.topologies.job import Job
-from rookery.topologies.keeper import Keeper
-from rookery.topologies.orphans import MarkedHere
-from rookery.topologies.signals import Signals
-from rookery.topologies.threads import available_cores
-from rookery.types import EnvSpec
 
 
 def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job]) -> Job:

@@ -26,12 +26,12 @@ from support_lanes import BOX, DISCRETE, MULTI
 from torch import nn
 
 from rookery.algorithms.dpg import DPGBatch
-from rookery.config import NetConfig
-from rookery.errors import UsageError
-from rookery.learner import Learner
+from rookery.core.config import NetConfig
+from rookery.core.errors import UsageError
+from rookery.core.types import Transitions
 from rookery.nets.critic import STD_FLOOR
 from rookery.ops.distributional import Mixture, mixture_logp, project
-from rookery.types import Transitions
+from rookery.roles.learner import Learner
 
 # The critic's loss
 

@@ -10,13 +10,13 @@ import torch
 from support_dpg import CRITICS, DICT, SPEC, algorithm, batch, built, policy_of, q_of, score
 from support_lanes import BOX, ScriptedLanes
 
-from rookery.actor import Actor
 from rookery.algorithms.dpg import DPG
-from rookery.config import NetConfig, ReplayConfig
+from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.types import Explore, Replay, Unroll
+from rookery.core.unroll import empty_unroll, unroll_shapes
 from rookery.ops.noise import LOWEST
-from rookery.types import Explore, Replay, Unroll
-from rookery.unroll import empty_unroll, unroll_shapes
-from rookery.weights import Published
+from rookery.roles.actor import Actor
+from rookery.roles.weights import Published
 
 ESTIMATE = ReplayConfig(batch=16, min_size=16, start="actor")
 CORE = NetConfig(hidden=(8,), core="gru", core_size=5)

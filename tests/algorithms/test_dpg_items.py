@@ -8,10 +8,10 @@ import torch
 from support_dpg import SPEC, built, score
 from support_lanes import BOX, ScriptedLanes
 
-from rookery import tree
-from rookery.config import NetConfig, ReplayConfig
-from rookery.producer import Producer, empty_arrays, handover_shapes
-from rookery.types import Sequences, Transitions
+from rookery.core import tree
+from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.types import Sequences, Transitions
+from rookery.roles.producer import Producer, empty_arrays, handover_shapes
 
 ESTIMATE = ReplayConfig(batch=16, min_size=16, start="actor")
 

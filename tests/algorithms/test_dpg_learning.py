@@ -6,7 +6,7 @@ import pytest
 import torch
 from support_dpg import DICT, batch, built, policy_of, q_of
 
-from rookery.types import Transitions
+from rookery.core.types import Transitions
 
 FAST = {"actor_hidden": (32,), "critic_hidden": (48,), "actor_lr": 5e-3, "critic_lr": 1e-2}
 

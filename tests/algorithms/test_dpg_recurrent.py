@@ -9,8 +9,8 @@ import pytest
 import torch
 from support_dpg import CRITICS, built, drawn, score
 
-from rookery.config import NetConfig, ReplayConfig
-from rookery.types import Explore, Sequences
+from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.types import Explore, Sequences
 
 NETS = {core: NetConfig(hidden=(8,), core=core, core_size=5) for core in ("gru", "lstm")}
 ESTIMATE = ReplayConfig(batch=16, min_size=16, start="actor")

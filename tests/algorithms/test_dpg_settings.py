@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from support_dpg import algorithm, batch, built, drawn, policy_of, q_of, score
 from torch import nn
 
-from rookery.learner import Learner
+from rookery.roles.learner import Learner
 
 
 def updated(learner: Learner) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

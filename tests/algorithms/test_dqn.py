@@ -10,10 +10,10 @@ import pytest
 import torch
 from support_dqn import algorithm, built, minibatch, transitions
 
-from rookery.config import NetConfig, ReplayConfig
-from rookery.errors import NumericError
+from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.errors import NumericError
+from rookery.core.types import EnvSpec, Leaf
 from rookery.ops.rescale import rescaled, unrescaled
-from rookery.types import EnvSpec, Leaf
 
 
 def output_of(learner, items):

@@ -14,11 +14,11 @@ from support_lanes import BOX, MULTI, GuessLanes, ScriptedLanes
 
 from rookery.algorithms.dqn import DQN, DQNConfig
 from rookery.cli.flags import comments_of
-from rookery.config import NetConfig, ReplayConfig
-from rookery.errors import UsageError
-from rookery.learner import Learner
-from rookery.types import EnvSpec, Explore, Transitions
-from rookery.weights import Published
+from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.errors import UsageError
+from rookery.core.types import EnvSpec, Explore, Transitions
+from rookery.roles.learner import Learner
+from rookery.roles.weights import Published
 
 ACTOR = ReplayConfig(batch=8, min_size=8, start="actor")
 NETS = {"numpy": NetConfig(hidden=(8,)), "modules": NetConfig(hidden=()), "lstm": NetConfig(core="lstm", core_size=5)}

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rookery.algorithms.dqn import DQN, DQNConfig
-from rookery.config import NetConfig, ReplayConfig
-from rookery.learner import Learner
+from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.types import ActionSpec, EnvSpec, Leaf, Sequences, Transitions
 from rookery.ops.rescale import unrescaled
-from rookery.types import ActionSpec, EnvSpec, Leaf, Sequences, Transitions
+from rookery.roles.learner import Learner
 
 STATES, GAMMA = 4, 0.8
 CHOICE = ActionSpec("discrete", choices=(2,), starts=(0,))

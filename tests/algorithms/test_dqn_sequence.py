@@ -10,13 +10,13 @@ import torch
 from support_dqn import SMALL, built, minibatch, parcel_of, sequences
 from support_lanes import GuessLanes, ScriptedLanes
 
-from rookery import tree
 from rookery.algorithms.dqn import DQN
-from rookery.config import NetConfig, ReplayConfig
-from rookery.learner import Learner
+from rookery.core import tree
+from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.types import Sequences
 from rookery.ops.distributional import project
 from rookery.ops.rescale import rescaled, unrescaled
-from rookery.types import Sequences
+from rookery.roles.learner import Learner
 
 GRU = NetConfig(hidden=(6,), core="gru", core_size=5)
 LSTM = NetConfig(hidden=(6,), core="lstm", core_size=5, core_layers=2)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support_dqn import SPEC, algorithm, built, minibatch, transitions
 
-from rookery.config import NetConfig
-from rookery.types import Leaf
+from rookery.core.config import NetConfig
+from rookery.core.types import Leaf
 
 HIDDEN = NetConfig(hidden=(8,))
 

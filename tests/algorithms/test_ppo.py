@@ -10,12 +10,12 @@ import pytest
 import torch
 from support_lanes import BOX, DISCRETE, MULTI, NETS, SMALL, ScriptedLanes, build, identity
 
-from rookery import tree
 from rookery.algorithms.ppo import PPO, PPOConfig
-from rookery.config import NetConfig
-from rookery.learner import Learner
+from rookery.core import tree
+from rookery.core.config import NetConfig
+from rookery.core.types import EnvSpec, Leaf, Unroll
 from rookery.nets import build as nets_build
-from rookery.types import EnvSpec, Leaf, Unroll
+from rookery.roles.learner import Learner
 
 T, B = SMALL.unroll, 4
 FLAT = NetConfig(hidden=())  # linear policy and value of the bare observation

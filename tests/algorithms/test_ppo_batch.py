@@ -10,8 +10,8 @@ import torch
 from support_lanes import NETS, SMALL, ScriptedLanes, build, identity
 
 from rookery.algorithms.ppo import PPO, PPOConfig
-from rookery.config import NetConfig
-from rookery.errors import UsageError
+from rookery.core.config import NetConfig
+from rookery.core.errors import UsageError
 
 T, B = SMALL.unroll, 4
 

@@ -11,12 +11,12 @@ import torch
 from support_lanes import NETS, SMALL, GuessLanes, ScriptedLanes, build
 
 from rookery.algorithms.ppo import PPO, PPOConfig
-from rookery.checkpoint import Checkpoint
-from rookery.config import NetConfig, RunConfig
-from rookery.evaluate import evaluate
+from rookery.core.config import NetConfig, RunConfig
+from rookery.core.seeding import seed_of
 from rookery.nets.adam import FlatAdam
-from rookery.policy import Policy
-from rookery.seeding import seed_of
+from rookery.play.evaluate import evaluate
+from rookery.play.policy import Policy
+from rookery.storage.checkpoint import Checkpoint
 
 T, B = SMALL.unroll, 4
 

@@ -16,8 +16,8 @@ import msgspec
 import safetensors.torch
 import torch
 
-from rookery import files
-from rookery.files import MANIFEST, META, TENSORS
+from rookery.storage import files
+from rookery.storage.files import MANIFEST, META, TENSORS
 
 NASTY: tuple[Any, ...] = (
     -1, 0, 1, 2, 2**31, 2**53, 2**63, -(2**63), 10**12, 1e308, -1e308, 0.5, -0.0, True, False, None, "", "text", "$int",

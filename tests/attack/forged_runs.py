@@ -24,9 +24,9 @@ from typing import Any
 
 import rookery
 from rookery.cli.main import main
-from rookery.errors import RookeryError
-from rookery.printable import printable
-from rookery.trusted import ALGORITHMS, ENVS, TEST_TASKS
+from rookery.core.errors import RookeryError
+from rookery.core.printable import printable
+from rookery.storage.trusted import ALGORITHMS, ENVS, TEST_TASKS
 
 REFUSED = (2, 6)
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

@@ -55,9 +55,9 @@ PLACES = [
     "replay",
 ]
 HOSTILE: dict[str, list[Any]] = {
-    "env": ["os:system", "rookery.topologies.probe:probe", "rookery/Faulty-v0", "GymV26Environment-v0"],
-    "algorithm": ["os:system", "rookery.topologies.supervise:Worker", "rookery.algorithms.base:Algorithm"],
-    "net.module": ["os:system", "rookery.files:FileLayer", "antigravity:x"],
+    "env": ["os:system", "rookery.crews.probe:probe", "rookery/Faulty-v0", "GymV26Environment-v0"],
+    "algorithm": ["os:system", "rookery.processes.worker:Worker", "rookery.algorithms.base:Algorithm"],
+    "net.module": ["os:system", "rookery.storage.files:FileLayer", "antigravity:x"],
     "env_steps": [-1, 10**30, "many", None],
     "actors": [0, 10**9, "two"],
     "net.hidden": [[10**9, 10**9], [-1], "wide"],

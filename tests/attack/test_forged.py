@@ -21,10 +21,10 @@ import torch
 from forge import Forger, edit_json, edit_meta, edit_tensors, seal
 
 import rookery
-from rookery.errors import CheckpointError, RookeryError
-from rookery.files import pretty
-from rookery.limits import MAX_ELEMENTS, MAX_JSON
+from rookery.core.errors import CheckpointError, RookeryError
 from rookery.metrics import sink
+from rookery.storage.files import pretty
+from rookery.storage.limits import MAX_ELEMENTS, MAX_JSON
 
 ROUNDS = int(os.environ.get("ROOKERY_ATTACK_ROUNDS", "260"))
 SEED = int(os.environ.get("ROOKERY_ATTACK_SEED", "9"))

@@ -1,6 +1,6 @@
 """What environments start ends with the worker, with the run, and after a kill -9 of the trainer: nobody is left.
 
-With real processes, most of them started by the command line. ROOKERY_ATTACK_ROUNDS=N adds N rounds of random ends.
+With real processes, most of them started by the command line. ROOKERY_ATTACK_ROUNDS=N adds N/50 rounds of random ends.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pytest
 from support_orphans import LONG, WAYS, clear, environment, guards, living, until, workers
 
 import rookery
-from rookery import checkpoint
+from rookery.storage import checkpoint
 
-ROUNDS = int(os.environ.get("ROOKERY_ATTACK_ROUNDS", "0"))
+ROUNDS = int(os.environ.get("ROOKERY_ATTACK_ROUNDS", "0")) // 50  # four seconds each
 SMALL = {"algo": {"unroll": 16, "epochs": 1, "minibatches": 1}, "envs_per_actor": 1, "quiet": True, "preset": "vector"}
 COMMAND = [sys.executable, "-m", "rookery", "train", "ppo", "--env", "support_orphans:breeding", "--preset", "vector",
            "--algo.unroll", "16", "--algo.epochs", "1", "--algo.minibatches", "1", "--quiet", "--envs-per-actor", "1",

@@ -8,10 +8,10 @@ import pytest
 from rookery.cli.configure import changes, config_for
 from rookery.cli.flags import comments_of, flags_of
 from rookery.cli.main import main
-from rookery.config import RunConfig
-from rookery.errors import UsageError
+from rookery.core.config import RunConfig
+from rookery.core.errors import UsageError
 from rookery.recipes import RECIPES
-from rookery.run import configure
+from rookery.run.run import configure
 
 
 def read(*words: str) -> RunConfig:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import rookery
-from rookery import checkpoint
 from rookery.cli import play
 from rookery.cli.main import main
+from rookery.storage import checkpoint
 
 TRAIN = ["train", "ppo", "--env", "CartPole-v1", "--env-steps", "1000", "--algo.unroll", "32", "--algo.epochs", "1"]
 

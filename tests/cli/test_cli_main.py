@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rookery.cli.main import VERBS, main
-from rookery.errors import CheckpointError, EnvError, LearnerError, NumericError, StorageError, UsageError
+from rookery.core.errors import CheckpointError, EnvError, LearnerError, NumericError, StorageError, UsageError
 
 
 @pytest.mark.parametrize(

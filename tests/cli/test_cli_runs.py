@@ -7,12 +7,12 @@ import shutil
 import pytest
 
 import rookery
-from rookery import checkpoint
 from rookery.cli.main import main
 from rookery.cli.play import divisor
 from rookery.cli.runs import trusted
-from rookery.errors import CheckpointError, UsageError
-from rookery.run import read_config
+from rookery.core.errors import CheckpointError, UsageError
+from rookery.run.run import read_config
+from rookery.storage import checkpoint
 
 
 def test_training_leaves_a_run_with_a_curve(finished):

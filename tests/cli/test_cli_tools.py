@@ -7,7 +7,7 @@ import pytest
 
 from rookery.cli import doctor
 from rookery.cli.main import main
-from rookery.errors import EnvError, UsageError
+from rookery.core.errors import EnvError, UsageError
 
 
 def test_check_env_reports_a_good_environment(capsys):
@@ -66,7 +66,7 @@ def trained(monkeypatch):
         }  # fmt: skip
         return SimpleNamespace(exit_code=0, summary=summary, path=config.out)
 
-    monkeypatch.setattr("rookery.run.train", train)
+    monkeypatch.setattr("rookery.run.run.train", train)
     return configs
 
 

@@ -7,7 +7,7 @@ import pytest
 import tyro
 
 from rookery.cli.flags import comments_of, flags_of, last, nearest, one_line, parse, spell
-from rookery.errors import UsageError
+from rookery.core.errors import UsageError
 
 
 @dataclass(frozen=True)

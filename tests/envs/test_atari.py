@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rookery.config import AtariConfig
+from rookery.core.config import AtariConfig
 from rookery.envs import atari
 from rookery.envs.atari import AtariSingle, make_lanes
 

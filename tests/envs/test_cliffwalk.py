@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rookery.config import AtariConfig, NetConfig
+from rookery.core.config import AtariConfig, NetConfig
 from rookery.envs.check import check
 from rookery.envs.cliffwalk import CliffWalk, CliffWalkVector, right
 from rookery.envs.lanes import SyncLanes

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rookery.config import AtariConfig, NetConfig
+from rookery.core.config import AtariConfig, NetConfig
+from rookery.core.errors import UsageError
+from rookery.core.types import Leaf
 from rookery.envs.check import check
 from rookery.envs.dmc import DMControl, _suite, is_dmc, make_env
 from rookery.envs.lanes import SyncLanes
 from rookery.envs.make import make, make_single
-from rookery.errors import UsageError
-from rookery.types import Leaf
 
 suite = _suite("dmc/", draws=False)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv, VectorWrapper
 
-from rookery.config import AtariConfig, NetConfig
+from rookery.core.config import AtariConfig, NetConfig
 from rookery.envs.check import Report, check
 from rookery.envs.scripted import Counter
 

@@ -9,14 +9,14 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from gymnasium.wrappers import TimeLimit
 
-from rookery.config import AtariConfig, NetConfig
+from rookery.core.config import AtariConfig, NetConfig
+from rookery.core.errors import EnvError, UsageError
 from rookery.envs.atari import AtariLanes
 from rookery.envs.cartpole import CartPoleVector
 from rookery.envs.lanes import SyncLanes
 from rookery.envs.make import make, make_single
 from rookery.envs.scripted import Counter
 from rookery.envs.vector import MaskedLanes, VectorLanes
-from rookery.errors import EnvError, UsageError
 
 
 class Config:

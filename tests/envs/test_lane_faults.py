@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from rookery.core.errors import UsageError
 from rookery.envs.lanes import LaneFault, SyncLanes
 from rookery.envs.last import LastLanes
 from rookery.envs.scripted import Counter, Faulty
 from rookery.envs.vector import VectorLanes, adapt
-from rookery.errors import UsageError
 
 GO = np.zeros(3, np.int64)
 

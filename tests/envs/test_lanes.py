@@ -9,10 +9,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rookery.core.errors import UsageError
 from rookery.envs.lanes import SyncLanes
 from rookery.envs.scripted import ENDS, NAMES, Counter
 from rookery.envs.vector import MaskedLanes, VectorLanes, adapt
-from rookery.errors import UsageError
 
 
 def oracle(seed, lengths, ends, actions, discarded=0):

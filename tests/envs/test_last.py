@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 from support_lanes import BOX, DISCRETE, MULTI, ScriptedLanes
 
-from rookery.config import AtariConfig, NetConfig
+from rookery.core.config import AtariConfig, NetConfig
+from rookery.core.errors import UsageError
+from rookery.core.types import Leaf
 from rookery.envs.atari import AtariLanes
 from rookery.envs.check import check
 from rookery.envs.gate import find_nonfinite
 from rookery.envs.lanes import LaneFault, SyncLanes
 from rookery.envs.last import LastLanes
 from rookery.envs.make import make
-from rookery.errors import UsageError
-from rookery.types import Leaf
 
 STEPS = 40
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import NormalizeObservation
 
-from rookery.codec import decode_tree, encode_tree
-from rookery.config import AtariConfig, NetConfig
+from rookery.core.config import AtariConfig, NetConfig
+from rookery.core.errors import UsageError
 from rookery.envs.lanes import SyncLanes
 from rookery.envs.last import LastLanes
 from rookery.envs.make import make
 from rookery.envs.scripted import Counter
 from rookery.envs.snapshot import generator_state, restored_generator
-from rookery.errors import UsageError
+from rookery.storage.codec import decode_tree, encode_tree
 
 
 class Config:

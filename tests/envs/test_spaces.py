@@ -8,10 +8,10 @@ from gymnasium.vector.utils import batch_space
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rookery.core.errors import UsageError
+from rookery.core.types import Leaf
 from rookery.envs.lanes import SyncLanes
 from rookery.envs.spaces import Actions, Mismatch, Observations
-from rookery.errors import UsageError
-from rookery.types import Leaf
 
 
 def box(shape, dtype=np.float32, low=-1, high=1):

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from rookery.errors import CheckpointError, StorageError, UsageError
+from rookery.core.errors import CheckpointError, StorageError, UsageError
 from rookery.metrics import plot
 from rookery.metrics.plot import grouped, plot_runs, plot_scaling, read_curve
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rookery.errors import StorageError, UsageError
+from rookery.core.errors import StorageError, UsageError
 from rookery.metrics import sink as sink_module
 from rookery.metrics.sink import JsonlSink, Sinks, TensorBoardSink, read_records
 

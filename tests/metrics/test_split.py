@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rookery.algorithms.dqn import DQNConfig
-from rookery.config import ReplayConfig, RunConfig
+from rookery.core.config import ReplayConfig, RunConfig
 from rookery.metrics.split import STAGES, Split, advice, shares
 
 CONFIG = RunConfig(recipe="ppo", algorithm="m:C", env="CartPole-v1", algo=None)

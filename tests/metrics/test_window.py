@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rookery.core.types import Episode
 from rookery.metrics.window import ReturnWindow
-from rookery.types import Episode
 
 
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 10_000)), max_size=30), st.integers(1, 8))

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from rookery.config import NetConfig
+from rookery.core.config import NetConfig
+from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.nets.build import actor_critic, initial_state, policy_step, policy_value_sequence
 from rookery.nets.flat import FlatParams
-from rookery.types import ActionSpec, EnvSpec, Leaf
 
 VECTOR = EnvSpec("toy", {"obs": Leaf((4,), "float32", "vector")}, ActionSpec("discrete", choices=(3,)))
 IMAGE = EnvSpec("toy", {"obs": Leaf((2, 36, 36), "uint8", "image")}, ActionSpec("discrete", choices=(3,)))

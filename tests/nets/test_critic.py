@@ -7,8 +7,9 @@ import copy
 import pytest
 import torch
 
-from rookery.config import NetConfig
-from rookery.errors import UsageError
+from rookery.core.config import NetConfig
+from rookery.core.errors import UsageError
+from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.nets.critic import (
     STD_FLOOR,
     Body,
@@ -22,7 +23,6 @@ from rookery.nets.critic import (
 )
 from rookery.nets.flat import FlatParams
 from rookery.ops.distributional import mixture_cross_entropy
-from rookery.types import ActionSpec, EnvSpec, Leaf
 
 ACTION = ActionSpec("box", size=2, low=(-1.0,) * 2, high=(1.0,) * 2, box_shape=(2,))
 VECTOR = EnvSpec("vector", {"obs": Leaf((3,), "float32", "vector")}, ACTION)

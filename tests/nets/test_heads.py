@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import distributions as D
 
-from rookery.config import NetConfig
+from rookery.core.config import NetConfig
+from rookery.core.types import ActionSpec
 from rookery.nets.heads import EDGE, ValueHead, policy_head
-from rookery.types import ActionSpec
 
 DISCRETE = ActionSpec("discrete", choices=(5,))
 MULTI = ActionSpec("multi", choices=(3, 4, 2))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.nets.normalize import ObsNormalizer, RewardScaler
-from rookery.types import ActionSpec, EnvSpec, Leaf
 
 SPEC = EnvSpec(
     "toy",

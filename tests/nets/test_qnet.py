@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 import torch
 
-from rookery.config import NetConfig
+from rookery.core.config import NetConfig
+from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.nets.flat import FlatParams
 from rookery.nets.noisy import factors
 from rookery.nets.qnet import ONLINE, QHead, copy_to_targets, features_sequence, q_nets
-from rookery.types import ActionSpec, EnvSpec, Leaf
 
 SPEC = EnvSpec("test", {"obs": Leaf((5,), "float32", "vector")}, ActionSpec("discrete", (3,)))
 ATOMS = torch.linspace(-2, 2, 5)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rookery.config import NetConfig
+from rookery.core.config import NetConfig
+from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.nets.build import actor_critic, policy_step
 from rookery.nets.flat import FlatParams
 from rookery.nets.quick import QuickPolicy
-from rookery.types import ActionSpec, EnvSpec, Leaf
 
 SPEC = EnvSpec("test", {"obs": Leaf((5,), "float32", "vector")}, ActionSpec("discrete", (3,)))
 

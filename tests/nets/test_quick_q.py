@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from rookery.config import NetConfig
+from rookery.core.config import NetConfig
+from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.nets.build import features_step
 from rookery.nets.flat import FlatParams
 from rookery.nets.noisy import factors
 from rookery.nets.qnet import QHead, q_nets
 from rookery.nets.quick_q import EpsilonGreedy, QuickQ
-from rookery.types import ActionSpec, EnvSpec, Leaf
 
 SPEC = EnvSpec("test", {"obs": Leaf((5,), "float32", "vector")}, ActionSpec("discrete", (3,)))
 

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rookery.config import NetConfig
-from rookery.errors import UsageError
+from rookery.core.config import NetConfig
+from rookery.core.errors import UsageError
+from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.nets.cnn import CHUNK
 from rookery.nets.flat import FlatParams
 from rookery.nets.torso import Torso, make_torso
-from rookery.types import ActionSpec, EnvSpec, Leaf
 
 VECTOR = Leaf((4,), "float32", "vector")
 ATARI = Leaf((4, 84, 84), "uint8", "image")

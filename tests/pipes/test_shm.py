@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support_descriptors import descriptors
 
-from rookery.errors import StorageError
+from rookery.core.errors import StorageError
+from rookery.core.machine import Machine
 from rookery.pipes import shm
-from rookery.pipes.machine import Machine
 from rookery.pipes.shm import LINE, Layout, Pulse, Segment, Slots, WeightBoard
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -116,7 +116,7 @@ def test_ten_times_the_memory_of_this_machine_is_refused():
 def test_a_limit_of_the_system_is_a_storage_error_and_not_a_signal(limit):
     script = f"""
 import resource
-from rookery.errors import StorageError
+from rookery.core.errors import StorageError
 from rookery.pipes.shm import Segment
 resource.setrlimit(resource.{limit}, ({1 << 30 if limit == "RLIMIT_AS" else 1 << 20}, -1))
 try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from rookery.algorithms.registry import build_algorithm
+from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.recipes import RECIPES
-from rookery.registry import build_algorithm
-from rookery.types import ActionSpec, EnvSpec, Leaf
 
 CONVOLUTIONS = [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)]
 FLAT, ACTIONS = 64 * 7 * 7, 6

@@ -5,7 +5,7 @@ import os
 open(os.environ["ROOKERY_TEST_FIFO"]).close()
 
 if __name__ == "__main__":
-    from rookery.topologies.child import child_entry
+    from rookery.processes.child import child_entry
 
     child_entry()
     raise SystemExit("a worker without a parent went to work")

@@ -9,7 +9,7 @@ import sys
 import time
 
 from rookery.pipes.shm import Segment
-from rookery.topologies.child import assigned, serve
+from rookery.processes.child import assigned, serve
 
 
 def stuck_here(tell=lambda: None):
@@ -32,7 +32,7 @@ def body(channel, message, fds):
     if do == "raise":
         raise ValueError("broken on purpose")
     if do == "fail":
-        from rookery.errors import EnvError
+        from rookery.core.errors import EnvError
 
         raise EnvError("the door is stuck", reason="env_raised")
     if do == "exit":

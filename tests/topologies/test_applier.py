@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rookery.config import GradientConfig
+from rookery.core.config import GradientConfig
 from rookery.topologies.async_grads import SETTLED, Applier
 
 

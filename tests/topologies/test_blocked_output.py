@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from rookery import checkpoint
 from rookery.cli.main import main
 from rookery.metrics import sink as sink_module
 from rookery.metrics.sink import read_records
+from rookery.storage import checkpoint
 
 DEADLINE = 120
 TINY = ["--algo.unroll", "16", "--algo.epochs", "1", "--algo.minibatches", "1", "--actors", "1",
@@ -125,7 +125,7 @@ def test_a_disk_that_blocks_costs_records_and_they_are_counted(tmp_path, monkeyp
     monkeypatch.setattr(sink_module.os, "write", write)
     grace = ["--supervisor.grace", "5", "--quiet"]
     with pytest.warns(UserWarning, match=r"metrics.jsonl: .* records were not written \(blocked\)"):
-        monkeypatch.setattr("rookery.run.CLOSING", 0.5)
+        monkeypatch.setattr("rookery.run.run.CLOSING", 0.5)
         assert main(words(tmp_path / "run", [*more, *grace])) == code
     go.set()
     lost = json.loads((tmp_path / "run" / "summary.json").read_text())["records_lost"]["metrics.jsonl"]

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import rookery
-from rookery import checkpoint
 from rookery.cli import train as cli_train
 from rookery.cli.main import main
 from rookery.envs.scripted import Counter
-from rookery.topologies.signals import CODES, Signals, Stopped
+from rookery.processes.signals import CODES, Signals, Stopped
+from rookery.storage import checkpoint
 
 DEADLINE = 120
 TINY = ["--env-steps", "64", "--algo.unroll", "8", "--algo.epochs", "1", "--algo.minibatches", "1", "--quiet",
@@ -29,7 +29,7 @@ TINY = ["--env-steps", "64", "--algo.unroll", "8", "--algo.epochs", "1", "--algo
 def signalling(marker: str, where: str, number: int, then: str = "goes on", group: bool = False) -> Counter:
     """An environment that signals the run when it is made, in the probe, in a worker or in the run itself; once."""
     main_module = sys.modules["__main__"].__spec__
-    here = {"rookery.topologies.answer": "probe", "rookery.topologies.local_actor": "worker"}
+    here = {"rookery.crews.answer": "probe", "rookery.crews.local_actor": "worker"}
     place = here.get(main_module.name if main_module else "", "run")
     if place == where and not Path(marker).exists():
         Path(marker).touch()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rookery
-from rookery import checkpoint
+from rookery.storage import checkpoint
 
 SMALL = {"env_steps": 1500, "quiet": True, "algo": {"unroll": 16, "epochs": 2, "minibatches": 2, "chunk": 8}}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rookery import checkpoint
+from rookery.storage import checkpoint
 
 COMMAND = [sys.executable, "-m", "rookery", "train", "ppo", "--env", "CartPole-v1", "--env-steps", "100000000",
            "--algo.unroll", "16", "--algo.epochs", "1", "--algo.minibatches", "1", "--quiet",

@@ -12,7 +12,7 @@ import pytest
 from support_descriptors import descriptors
 
 import rookery
-from rookery.errors import EnvError, NumericError
+from rookery.core.errors import EnvError, NumericError
 
 SMALL = {"env_steps": 600, "quiet": True, "algo": {"unroll": 16, "epochs": 1, "minibatches": 2}, "envs_per_actor": 2}
 # A deadline short enough to wait for where a worker hangs, and beyond any delay of a busy machine elsewhere.

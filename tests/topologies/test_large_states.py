@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import rookery
-from rookery import checkpoint, codec, producer
 from rookery.envs.scripted import Counter
+from rookery.roles import producer
+from rookery.storage import checkpoint, codec
 
 PPO = {"quiet": True, "preset": "vector", "algo": {"unroll": 16, "epochs": 1, "minibatches": 1}, "envs_per_actor": 2}
 TRUST = ("test_large_states",)

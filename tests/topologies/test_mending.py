@@ -9,10 +9,10 @@ import torch
 from support_pixels import Pixels
 
 import rookery
-from rookery import checkpoint
-from rookery.errors import EnvError
+from rookery.core.errors import EnvError
+from rookery.core.seeding import seed_of
 from rookery.metrics.sink import read_records
-from rookery.seeding import seed_of
+from rookery.storage import checkpoint
 
 REPLAY = {"min_size": 60, "batch": 16, "capacity": 300, "samples_per_insert": 2.0}
 SELDOM = {"samples_per_insert": 0.2}

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import rookery
-from rookery import checkpoint
-from rookery.errors import NumericError, StorageError
-from rookery.journal import Ledger
-from rookery.learner import Learner
+from rookery.core.errors import NumericError, StorageError
+from rookery.core.types import Transitions
+from rookery.metrics.journal import Ledger
+from rookery.roles.learner import Learner
+from rookery.storage import checkpoint
 from rookery.topologies import numeric
-from rookery.types import Transitions
 
 REPLAY = {"min_size": 100, "batch": 16, "capacity": 600, "samples_per_insert": 2.0}
 PPO = {"unroll": 16, "epochs": 1, "minibatches": 2}

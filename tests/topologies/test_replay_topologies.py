@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import rookery
-from rookery import checkpoint, memory_writer
-from rookery.errors import CheckpointError, UsageError
-from rookery.replay.memory import ReplayTable
+from rookery.core.errors import CheckpointError, UsageError
+from rookery.storage import checkpoint, replay_writer
+from rookery.tables.replay import ReplayTable
 from rookery.topologies import feed as feed_module
 from rookery.topologies import local
 from rookery.topologies.feed import ReplayFeed
@@ -358,7 +358,7 @@ def test_a_range_of_values_that_clips_the_returns_is_said(tmp_path):
 
 def test_a_signal_during_the_last_save_is_heard(tmp_path, monkeypatch):
     """The memory of a finished run may take an hour to reach the disk; of one that shall end, the time of grace."""
-    joined, patient = [], memory_writer.Writer.join
+    joined, patient = [], replay_writer.Writer.join
 
     def join(writer, timeout):
         joined.append(writer)
@@ -366,7 +366,7 @@ def test_a_signal_during_the_last_save_is_heard(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
         return False
 
-    monkeypatch.setattr(memory_writer.Writer, "join", join)
+    monkeypatch.setattr(replay_writer.Writer, "join", join)
     recipe, env, fields = CASES["dqn"]
     run = train(tmp_path, "run", recipe, env, topology="serial", env_steps=200, supervisor={"grace": 0.2}, **fields)
     assert run.exit_code == 75 and len(joined) > 3

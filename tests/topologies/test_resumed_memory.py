@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import rookery
-from rookery import checkpoint
-from rookery.errors import CheckpointError
+from rookery.core.errors import CheckpointError
+from rookery.storage import checkpoint
 
 REPLAY = {"min_size": 50, "batch": 8, "capacity": 300, "samples_per_insert": 1.0}
 FIELDS = {"quiet": True, "actors": 2, "envs_per_actor": 2, "algo": {"replay": REPLAY, "n_step": 3, "unroll": 8}}

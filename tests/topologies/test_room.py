@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 from support_parcels import STACKED, VECTOR, replay, shapes_of
 
-from rookery.errors import UsageError
-from rookery.pipes.machine import Machine
-from rookery.replay.memory import ReplayTable
+from rookery.core.errors import UsageError
+from rookery.core.machine import Machine
+from rookery.tables.replay import ReplayTable
 from rookery.topologies import feed
 from rookery.topologies.feed import check_room
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import rookery
-from rookery import checkpoint, memory_file
-from rookery.errors import StorageError
+from rookery.core.errors import StorageError
+from rookery.storage import checkpoint, replay_file
 
 SMALL = {"env_steps": 600, "quiet": True, "algo": {"unroll": 16, "epochs": 1, "minibatches": 1}}
 
@@ -42,13 +42,13 @@ DQN = {"env_steps": 600, "quiet": True, "algo": {"replay": REPLAY}, "checkpoint"
 
 def test_a_replay_memory_that_cannot_be_saved_is_told_and_training_goes_on(tmp_path, monkeypatch):
     """The next one is tried again, and what a resume finds is the last that was written."""
-    real, calls = memory_file._check_room, []
+    real, calls = replay_file._check_room, []
 
     def first_fails(*args):
         calls.append(1)
         return full() if len(calls) == 1 else real(*args)
 
-    monkeypatch.setattr(memory_file, "_check_room", first_fails)
+    monkeypatch.setattr(replay_file, "_check_room", first_fails)
     run = rookery.train("dqn", env="CartPole-v1", out=str(tmp_path / "run"), **DQN)
     assert run.summary["exit_reason"] == "env_steps" and len(calls) >= 2
     told = (run.path / "metrics.jsonl").read_text()
@@ -57,7 +57,7 @@ def test_a_replay_memory_that_cannot_be_saved_is_told_and_training_goes_on(tmp_p
 
 
 def test_the_last_replay_memory_must_be_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_file, "_check_room", full)
+    monkeypatch.setattr(replay_file, "_check_room", full)
     with pytest.raises(StorageError, match="no space left") as caught:
         rookery.train("dqn", env="CartPole-v1", out=str(tmp_path / "run"), **DQN)
     assert caught.value.exit_code == 7

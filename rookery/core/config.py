@@ -1,0 +1,137 @@
+"""The description of a run: frozen dataclasses, one line of doc per field, written to config.json as they are.
+
+The command line, Python and config.json all speak of these fields and no others; an unknown one is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from rookery.core.ranges import Count, NotNegative, Positive, Share, Whole
+
+AlgoConfig = TypeVar("AlgoConfig")
+
+
+@dataclass(frozen=True)
+class AtariConfig:
+    """Frame and reward options of ALE environments (ignored elsewhere)."""
+
+    frame_skip: Count = 4  # emulator frames per step; the last two are max-pooled
+    stack: Count = 4  # frames per observation
+    size: Count = 84  # side of the square grey frame
+    noop_max: Whole = 30  # random no-ops after a reset
+    episodic_life: bool = False  # a lost life ends the episode (in training only)
+    fire_reset: bool = True  # press FIRE after a reset where the game needs it
+    reward_clip: bool = True  # clip the summed reward to [-1, 1] (in training only)
+    sticky: Share = 0.0  # probability that the previous action is repeated; ALE v5 ids say 0.25
+    max_frames: Count = 108_000  # emulator frames per episode, then truncated
+    full_actions: bool = False  # all 18 actions instead of the game's own
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    """The network. Recurrence is a property of the network, not of the algorithm."""
+
+    torso: Literal["auto", "mlp", "nature", "small", "impala"] = "auto"  # auto: mlp for vectors, nature for images
+    hidden: tuple[Count, ...] = (64, 64)  # MLP layers
+    activation: Literal["tanh", "relu"] = "tanh"  # MLP activation
+    features: Whole = 512  # width of the layer behind a CNN; 0: no such layer
+    shared: bool = False  # policy and value share torso (always so for images and recurrence)
+    core: Literal["none", "gru", "lstm"] = "none"  # recurrent core
+    core_size: Count = 128  # units of the core
+    core_layers: Count = 1  # layers of the core
+    feed_last: bool = False  # the last action (one-hot or box) and last reward are observations too
+    normalize_obs: bool = False  # running mean and deviation of vector observations, part of the weights
+    log_std: float = 0.0  # start of the Gaussian's log deviation (box actions)
+    state_std: bool = False  # deviation depends on the observation
+    squash: bool = False  # tanh-squashed Gaussian
+    precision: Literal["fp32", "bf16"] = "fp32"  # arithmetic of the torso; heads and cores stay fp32
+    module: str = ""  # "package.module:Class" of a torso of your own
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """A replay memory: what is kept, what is drawn, and how often. An item is a transition, or a sequence."""
+
+    capacity: Count = 1_000_000  # items
+    min_size: Count = 50_000  # items before the first update
+    batch: Count = 32  # items per update
+    samples_per_insert: NotNegative = 8.0  # mean draws of an item; 0: actors and learner run free (Ape-X)
+    slack: NotNegative = 0.0  # items by which draws may differ from that ratio before actors or learner wait
+    sampler: Literal["uniform", "proportional", "rank"] = "uniform"  # how items are drawn
+    alpha: NotNegative = 0.6  # exponent of the priorities
+    beta: NotNegative = 0.4  # exponent of the importance weights
+    beta_end: NotNegative | None = 1.0  # exponent at the end of the run, reached linearly; none: constant
+    weights: Literal["batch", "memory", "raw"] = "batch"  # largest weight is 1 in the batch, in the memory, or as it is
+    start: Literal["max", "actor"] = "max"  # priority of a new item: the largest so far, or the actor's own estimate
+    remover: Literal["fifo", "soft", "inverse"] = "fifo"  # oldest first; oldest first and late; low priorities first
+    remove_alpha: float = -0.4  # exponent of the priorities for remover "inverse"
+    remove_every: Count = 100  # updates between two removals of what exceeds a soft capacity
+    prefetch: Count = 4  # batches drawn ahead of the learner, where actors and learner run at once
+    loaders: Count = 1  # threads that draw them
+    compress: bool = False  # keep frames compressed: less memory, slower draws
+    save: bool = True  # the memory is part of checkpoints
+
+
+@dataclass(frozen=True)
+class SupervisorConfig:
+    """How long to wait, and how often to try again."""
+
+    step_deadline: Positive = 60.0  # seconds one vector step may take before its worker counts as hung
+    start_deadline: Positive = 180.0  # seconds a worker may take to start and reset its environments
+    restarts: Whole = 3  # replacements of one worker within `window`, then the run stops
+    window: Positive = 600.0  # seconds
+    grace: NotNegative = 30.0  # seconds for the last checkpoint after a signal
+    spare: bool = True  # keep one process with all libraries loaded, so that a worker is replaced without delay
+
+
+@dataclass(frozen=True)
+class GradientConfig:
+    """Gradients that workers send (topology async_grads)."""
+
+    max_age: Whole = 50  # updates since the weights that a gradient was computed on; an older one is dropped
+    outlier: NotNegative = 0.0  # mean deviations above the usual loss beyond which a gradient is dropped; 0: never
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: Count = 100_000  # environment steps between two checkpoints
+    keep: Count = 3  # newest ones kept, besides the best
+    minutes: Positive = 10.0  # minutes after which one is written though `every` is not reached
+
+
+@dataclass(frozen=True)
+class RunConfig(Generic[AlgoConfig]):
+    """Everything that defines a run."""
+
+    recipe: str  # name of the recipe
+    algorithm: str  # import path of the algorithm, "package.module:Class"
+    env: str  # Gymnasium id, ALE/... id, dmc/... task, or "package.module:factory"
+    algo: AlgoConfig  # the algorithm's own numbers
+    net: NetConfig = field(default_factory=NetConfig)
+    atari: AtariConfig = field(default_factory=AtariConfig)
+    env_kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the environment
+    preset: str = ""  # which row of the recipe's table was taken
+    env_steps: Count = 100_000  # length of the run, in environment steps
+    seed: int = 1  # root of every random stream
+    out: str = ""  # run folder; empty: runs/<recipe>-<env>-<seed>-<time>
+    topology: Literal["serial", "local", "async_grads"] = "serial"  # one process; with actors; with workers
+    actors: Count = 1  # actors, each with envs_per_actor environments
+    envs_per_actor: Count = 8  # environments stepped together by one actor
+    device: Literal["cpu", "cuda"] = "cpu"  # where the learner computes
+    threads: Whole = 0  # threads the learner computes with; 0: every core, or one if the work is small
+    compile: bool = False  # torch.compile the loss
+    target_return: float | None = None  # stop when the mean of the last 100 episodes reaches it
+    quiet: bool = False  # no panel
+    log_every: NotNegative = 1.0  # seconds between two records in metrics.jsonl
+    fault_plan: str = ""  # e.g. "actor[1]@env_step=137:sigkill"; for tests of your own reliability
+    debug: bool = False  # poison freed slots, check more
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    gradients: GradientConfig = field(default_factory=GradientConfig)
+    supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+
+    @property
+    def lanes(self) -> int:
+        """Environments in the whole run."""
+        return self.actors * self.envs_per_actor

@@ -1,0 +1,236 @@
+"""The data contract: what an environment looks like, what an unroll carries, what a plan asks for.
+
+Frozen dataclasses of arrays and nothing else. Arrays are numpy on the actor's side of a pipe and torch on the
+learner's; the field names and shapes are the same on both. Shapes are time-major: T steps, B environments ("lanes").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from rookery.core.config import ReplayConfig
+
+if TYPE_CHECKING:  # environments are probed in processes that should not pay for loading torch
+    import torch
+
+Tree = Any  # an array, or a dict of trees
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of an observation, per environment."""
+
+    shape: tuple[int, ...]
+    dtype: str  # numpy name; frames stay uint8
+    kind: Literal["vector", "image", "discrete"]
+    n: int = 0  # number of values, for kind "discrete"
+    stack: int = 1  # images: frames along the first axis, newest last, each row one newer; 1: not a stack
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """What an action is. Box actions live in [-1, 1] inside Rookery where the bounds are finite; envs/ maps them."""
+
+    kind: Literal["discrete", "multi", "box"]
+    choices: tuple[int, ...] = ()  # discrete: one entry; multi: one per branch
+    starts: tuple[int, ...] = ()  # first value of each choice, as the environment counts
+    size: int = 0  # box: number of dimensions, flattened
+    low: tuple[float | None, ...] = ()  # box: bounds per dimension; None: unbounded
+    high: tuple[float | None, ...] = ()
+    box_shape: tuple[int, ...] = ()  # box: shape of the environment's own actions
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one action, per environment."""
+        return {"discrete": (), "multi": (len(self.choices),), "box": (self.size,)}[self.kind]
+
+    @property
+    def dtype(self) -> str:
+        return "float32" if self.kind == "box" else "int64"
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        """Actions [..., *shape] as the environment counts and scales them, still flat."""
+        if self.kind != "box":
+            return action + np.asarray(self.starts, np.int64).reshape(self.shape) if any(self.starts) else action
+        low = np.array([-np.inf if x is None else x for x in self.low], np.float32)
+        high = np.array([np.inf if x is None else x for x in self.high], np.float32)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        with np.errstate(invalid="ignore"):
+            scaled = np.where(bounded, low + (action + 1) / 2 * (high - low), action)
+        return np.clip(scaled, low, high).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What networks and buffers must know of an environment. A single observation is the dict {"obs": ...}."""
+
+    id: str
+    obs: dict[str, Leaf]
+    action: ActionSpec
+    clipped: bool = False  # rewards are clipped to [-1, 1] where they train; those of evaluation are not
+
+
+@dataclass(frozen=True)
+class Unroll:
+    """T steps of B environments: the unit that travels.
+
+    Row t holds the observation, the action taken on it and what came of it; `obs` has one row more, and that row is
+    the next unroll's row 0. Resets happen on the step after an end ("next-step reset"): if row t ends an episode,
+    obs[t+1] is its final observation, and row t+1 is not live: its action was ignored, its reward is 0, it has no
+    loss weight and is not an environment step.
+    """
+
+    obs: Tree  # [T+1, B, ...]
+    action: Any  # [T, B, ...]
+    reward: Any  # [T, B] float32
+    terminated: Any  # [T, B] bool: the task ended; no value beyond
+    truncated: Any  # [T, B] bool: a limit ended it; the value of obs[t+1] still counts
+    live: Any  # [T, B] bool
+    logp: Any  # [T, B] float32, log-probability of the action under the policy that took it
+    state0: Tree  # [C, B, ...] recurrent state fed to the first row of each of the C chunks; {} without recurrence
+    version: Any  # [B] int64, version of the weights that acted
+    lane: Any  # [B] int64, number of the environment in the whole run
+    extras: dict[str, Any] = field(default_factory=dict)  # what an algorithm declares, [T, B, ...]
+
+
+@dataclass(frozen=True)
+class Explore:
+    """What exploration needs to know; greedy acting has none."""
+
+    rng: torch.Generator
+    lane: np.ndarray  # [B] int64: which environments of the whole run these are (a ladder of noise runs over all)
+
+
+@dataclass(frozen=True)
+class ActOutput:
+    """Tensors on the CPU, or numpy arrays where an algorithm acts without torch."""
+
+    action: torch.Tensor | np.ndarray  # [B, ...]
+    logp: torch.Tensor | np.ndarray  # [B]
+    state: Tree  # recurrent state after this step
+    extras: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """Named losses, one per parameter group; each backpropagates into its own group only."""
+
+    losses: dict[str, torch.Tensor]
+    metrics: dict[str, torch.Tensor]  # detached scalars; they become numbers once, at the sink
+    priorities: torch.Tensor | None = None
+    stop: torch.Tensor | None = None  # a scalar: beyond `Algorithm.stop_above` the update ends early (KL limit)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Unrolls are trained on once, in order. max_lag 0 is synchronous: act, wait, learn, wait."""
+
+    max_lag: int = 0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Steps are kept in a memory and trained on many times, as items: n-step transitions, or sequences."""
+
+    memory: ReplayConfig
+    gamma: float  # discount, for the n-step sums
+    n_step: int = 1
+    sequence: int = 0  # rows trained on per item, for recurrent nets; 0: items are transitions
+    burn_in: int = 0  # rows before them that only warm the recurrent state up
+    overlap: int = 0  # rows that a sequence shares with the next one of its episode
+    refresh: int = 0  # environment steps of an actor between two looks at the weights; 0: every unroll
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether actors and learner take turns, in a ratio kept exactly."""
+        return self.memory.samples_per_insert > 0 and self.memory.slack == 0
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Items of a replay memory, without recurrence. N items; tensors."""
+
+    obs: Tree  # [N, ...]
+    action: Any  # [N, ...]
+    reward: Any  # [N] float32: sum of discounted rewards over the item's m <= n steps
+    discount: Any  # [N] float32: gamma^m, or 0 if the episode terminated within them
+    next_obs: Tree  # [N, ...] m steps later: the final observation of an episode, never that of the next
+    weight: Any  # [N] float32, importance weight
+    version: Any  # [N] int64, weights that acted
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Items of a replay memory for recurrent nets: S = burn_in + sequence rows of one episode each, time-major.
+
+    Rows that an item lacks (before an episode's start, behind its end) are not live and all zero. As in an unroll,
+    obs[t+1] is the successor of row t, so an episode's final observation stands in the row behind its last live one.
+    """
+
+    obs: Tree  # [S+1, N, ...]
+    action: Any  # [S, N, ...]
+    reward: Any  # [S, N] float32
+    terminated: Any  # [S, N] bool
+    truncated: Any  # [S, N] bool
+    live: Any  # [S, N] bool
+    state: Tree  # [N, ...] recurrent state before the first row; zero where that row is not live
+    weight: Any  # [N] float32, importance weight
+    version: Any  # [N] int64, weights that acted on the last row
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """What an algorithm wants to be fed."""
+
+    unroll: int  # T
+    chunk: int  # rows between two stored recurrent states; equals `unroll` without recurrence
+    table: Queue | Replay
+    extras: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  # name -> (shape per step, dtype)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished episode, as the actor saw it (rewards before any scaling of ours)."""
+
+    lane: int
+    total: float
+    length: int
+
+
+@dataclass
+class ActorReport:
+    """What came out of one unroll besides the data."""
+
+    steps: int  # live environment steps
+    episodes: list[Episode] = field(default_factory=list)
+    env_s: float = 0.0
+    inference_s: float = 0.0
+    total_s: float = 0.0
+    pending: int = 0  # of all steps so far, those still held back: an item of a replay memory needs what comes next
+    skipped: int = 0  # of these steps and those held back before, rows that are of no item: some behind a fault
+
+
+@dataclass
+class GradientReport(ActorReport):
+    """What a worker says of a gradient it has computed, and of the memory it keeps."""
+
+    gradient: bool = False  # whether the slot holds one
+    more: bool = False  # whether another one could be drawn without acting
+    version: int = 0  # of the weights it was computed on
+    loss: float = 0.0
+    fresh: int = 0  # environment steps in its batch that were drawn for the first time
+    waiting: int = 0  # steps in the memory that were never drawn
+    evicted: int = 0  # steps that left it without ever being drawn
+    learn_s: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What came out of one update."""
+
+    metrics: dict[str, float]
+    priorities: torch.Tensor | None = None

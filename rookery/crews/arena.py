@@ -1,0 +1,52 @@
+"""The memory that one crew and its learner share: slots for unrolls, the board with the weights, the workers' pulse.
+
+Descriptors exist from the start, so that processes can be started with them; the memory behind them once it is known
+how large everything is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
+from rookery.roles.producer import Shapes
+
+
+class Arena:
+    slots: Slots
+    board: WeightBoard
+    pulse: Pulse
+
+    def __init__(self) -> None:
+        self._segments = {name: Segment.reserve(name) for name in ("slots", "weights", "pulse")}
+        self.free: list[int] = []  # slots
+        self.described: dict[str, Any] = {}  # what a worker must know to find its way in it
+
+    def fds(self) -> dict[str, int]:
+        return {name: segment.fd for name, segment in self._segments.items()}
+
+    def open(self, shapes: Shapes, count: int, floats: int, workers: int) -> None:
+        """Room for `count` slots of these shapes, `floats` of weights and so many workers."""
+        layout = Slots.layout(shapes, count)
+        sizes = {"slots": layout.size, "weights": WeightBoard.size(floats), "pulse": Pulse.size(workers)}
+        for name, segment in self._segments.items():
+            segment.allocate(sizes[name])
+        self.slots = Slots(self._segments["slots"], layout)
+        self.board = WeightBoard(self._segments["weights"])
+        self.pulse = Pulse(self._segments["pulse"])
+        self.free = list(range(count))
+        self.described = {f"{name}_size": size for name, size in sizes.items()}
+        self.described["layout"] = msgspec.to_builtins(layout)
+
+    def release(self, slot: int, poison: bool) -> None:
+        self.slots.release(slot, poison=poison)
+        self.free.append(slot)
+
+    def close(self) -> None:
+        """Arrays hold memory, and whoever still holds this has no use for them: it goes now, not with the collector."""
+        for segment in self._segments.values():
+            segment.close()
+        for name in ("slots", "board", "pulse"):
+            self.__dict__.pop(name, None)

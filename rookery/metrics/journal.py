@@ -1,0 +1,278 @@
+"""The journal of a run: what was collected, what became of it, how fast, and whether it is time to stop.
+
+A topology tells it what happened; it keeps the counters, the ledger, the moving windows and the time split, and feeds
+the panel and metrics.jsonl. It takes no decision about processes and touches no tensor. It belongs to the learner's
+thread. Panel and sinks have threads of their own, so what they are given is built anew each time and never changed.
+
+The ledger: every environment step ends as trained, evicted, dropped (with a reason) or in flight. It must balance.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rookery.core.config import RunConfig
+from rookery.core.types import ActorReport, StepReport
+from rookery.metrics.split import Split, advice
+from rookery.metrics.window import ReturnWindow
+
+
+@dataclass
+class Ledger:
+    """Environment steps, by what became of them."""
+
+    collected: int = 0
+    trained: int = 0
+    evicted: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    in_flight: int = 0
+
+    def drop(self, steps: int, reason: str) -> None:
+        if steps:
+            self.dropped[reason] = self.dropped.get(reason, 0) + steps
+
+    @property
+    def imbalance(self) -> int:
+        return self.collected - self.trained - self.evicted - sum(self.dropped.values()) - self.in_flight
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "collected": self.collected, "trained": self.trained, "evicted": self.evicted,
+            "dropped": dict(self.dropped), "in_flight": self.in_flight,
+        }  # fmt: skip
+
+
+class Journal:
+    def __init__(self, config: RunConfig, sinks: Any, panel: Any, clock=time.perf_counter):
+        self.config, self.sinks, self.panel, self._clock = config, sinks, panel, clock
+        self.ledger, self.window, self.split = Ledger(), ReturnWindow(100), Split(clock)
+        self.env_steps = self.episodes = self.restarts = 0
+        self.lag_sum = self.lag_count = self.lag_max = 0
+        self.env_steps_to_target: int | None = None
+        self.wall_s_to_target: float | None = None
+        self.best: float | None = None  # highest moving mean of the return at a checkpoint
+        self.messages: deque[str] = deque(maxlen=5)
+        self.history: list[tuple[int, float]] = []
+        self.losses: dict[str, float] = {}
+        self.queue_depth = 0
+        self.replay: dict[str, float] = {}  # statistics of the replay memory, if there is one
+        self.paced_by_env = False  # progress counts steps taken, not steps trained on
+        self.in_flight: Callable[[], int] | None = None  # counts what waits at present; asked once per record
+        self.collect_s = 0.0  # wall time of collecting
+        self.begun = False
+        self._updates = 0
+        self._started = self._logged_at = clock()
+        self._wall_before = 0.0  # wall time of the run's earlier lives
+        self._env_steps_before = 0
+        self._rate_marks: deque[tuple[float, int]] = deque(maxlen=30)
+
+    @property
+    def wall_s(self) -> float:
+        return self._wall_before + self._clock() - self._started
+
+    @property
+    def life_s(self) -> float:
+        """Wall time of this life of the run."""
+        return self._clock() - self._started
+
+    def begin(self) -> None:
+        """Start the clock: everything is set up, the first step is about to be taken."""
+        self.begun = True
+        self._started = self._logged_at = self._clock()
+        self._env_steps_before, self.collect_s = self.env_steps, 0.0
+
+    # What happened
+
+    def collected(self, report: ActorReport) -> None:
+        self.env_steps += report.steps
+        self.ledger.collected += report.steps
+        self.ledger.drop(report.skipped, "cut")
+        for episode in report.episodes:
+            self.episodes += 1
+            self.window.add(episode.total, episode.length)
+        target = self.config.target_return
+        if (
+            target is not None
+            and self.env_steps_to_target is None
+            and self.window.full
+            and self.window.return_mean >= target
+        ):
+            self.env_steps_to_target, self.wall_s_to_target = self.env_steps, self.wall_s
+
+    @contextmanager
+    def collecting(self, at_once: int) -> Iterator[Callable[[ActorReport], None]]:
+        """Around collecting one batch with `at_once` actors at a time: counts steps, and says where the time went.
+
+        The time is what the mean actor did with it; what is left, the actors stood still for the slowest.
+        """
+        started, parts = self._clock(), {"env": 0.0, "inference": 0.0, "other": 0.0}
+
+        def told(report: ActorReport) -> None:
+            self.collected(report)
+            parts["env"] += report.env_s / at_once
+            parts["inference"] += report.inference_s / at_once
+            parts["other"] += (report.total_s - report.env_s - report.inference_s) / at_once
+
+        yield told
+        wall = self._clock() - started
+        self.collect_s += wall
+        for stage, seconds in parts.items():
+            self.split.add(stage, seconds)
+        self.split.add("wait", max(0.0, wall - sum(parts.values())))
+
+    def told(self, report: ActorReport, at_once: int) -> None:
+        """An unroll of an actor that nobody waited for: its time passed beside the learner's."""
+        self.collected(report)
+        self.collect_s = self.life_s
+        self.split.add("env", report.env_s / at_once)
+        self.split.add("inference", report.inference_s / at_once)
+
+    def lost(self, steps: int, reason: str, message: str) -> None:
+        """Steps that were taken and cannot be used, and the worker that was replaced for it."""
+        self.env_steps += steps
+        self.ledger.collected += steps
+        self.ledger.drop(steps, reason)
+        self.restarts += 1
+        self.say(message)
+
+    def trained(self, steps: int, lags: Sequence[int] | np.ndarray, report: StepReport, updates: int) -> None:
+        lags = np.asarray(lags)
+        self.ledger.trained += steps
+        self.lag_sum, self.lag_count = self.lag_sum + int(lags.sum()), self.lag_count + len(lags)
+        self.lag_max = max(self.lag_max, int(lags.max()))
+        self.losses, self._updates = report.metrics or self.losses, updates
+
+    def say(self, message: str) -> None:
+        self.messages.append(message)
+        self.sinks.write({"kind": "message", "env_steps": self.env_steps, "wall_s": self.wall_s, "text": message})
+
+    # Stop conditions
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that lies behind: trained on, or with a replay memory, taken."""
+        done = self.env_steps if self.paced_by_env else self.ledger.trained
+        return min(1.0, done / self.config.env_steps)
+
+    def finished(self) -> str | None:
+        """The reason to stop, if there is one."""
+        if self.env_steps_to_target is not None:
+            return "target_return"
+        return "env_steps" if self.env_steps >= self.config.env_steps else None
+
+    # Telling
+
+    @property
+    def due(self) -> bool:
+        """Whether the next report will be told: what only it needs need not be computed before."""
+        return self._clock() - self._logged_at >= self.config.log_every
+
+    def report(self, force: bool = False) -> None:
+        """Feed panel and metrics.jsonl if the last time is long enough ago."""
+        if not force and not self.due:
+            return
+        now = self._clock()
+        self._logged_at = now
+        self._rate_marks.append((now, self.env_steps))
+        if len(self.window):
+            self.history.append((self.env_steps, self.window.return_mean))
+        if len(self.history) > 2000:  # thin out: the curve stays, memory does not grow
+            self.history = self.history[::2]
+        snapshot = self.snapshot()
+        self.sinks.write({"kind": "train", **{k: v for k, v in snapshot.items() if k not in _PANEL_ONLY}})
+        self.panel.update(snapshot)
+
+    def _rate(self) -> float:
+        if len(self._rate_marks) < 2:
+            return self.steps_per_s
+        (t0, s0), (t1, s1) = self._rate_marks[0], self._rate_marks[-1]
+        return (s1 - s0) / (t1 - t0) if t1 > t0 else 0.0
+
+    @property
+    def steps_per_s(self) -> float:
+        return (self.env_steps - self._env_steps_before) / max(1e-9, self._clock() - self._started)
+
+    def snapshot(self) -> dict[str, Any]:
+        config, rate, shares = self.config, self._rate(), self.split.shares(self._clock() - self._started)
+        if self.in_flight is not None:
+            self.ledger.in_flight = self.in_flight()
+        return {
+            "recipe": config.recipe, "env": config.env, "preset": config.preset, "topology": config.topology,
+            "seed": config.seed, "device": config.device, "env_steps": self.env_steps,
+            "env_steps_limit": config.env_steps, "updates": self._updates, "wall_s": self.wall_s,
+            "eta_s": (config.env_steps - self.env_steps) / rate if rate > 0 else None, "steps_per_s": rate,
+            "return_mean": self.window.return_mean, "return_std": self.window.return_std,
+            "episodes": self.episodes, "length_mean": self.window.length_mean,
+            "target_return": config.target_return, "losses": self.losses, "lag_mean": self.lag_mean,
+            "lag_max": self.lag_max, "queue_depth": self.queue_depth, "replay": self.replay, "shares": shares,
+            "ledger": self.ledger.as_dict(), "restarts": self.restarts, "advice": advice(shares, config),
+            "messages": list(self.messages), "history": list(self.history),
+        }  # fmt: skip
+
+    @property
+    def lag_mean(self) -> float:
+        return self.lag_sum / self.lag_count if self.lag_count else 0.0
+
+    def summary(self, exit_reason: str, updates: int, skipped: int) -> dict[str, Any]:
+        config = self.config
+        return {
+            "recipe": config.recipe, "env": config.env, "preset": config.preset, "seed": config.seed,
+            "topology": config.topology, "actors": config.actors, "envs_per_actor": config.envs_per_actor,
+            "env_steps": self.env_steps, "updates": updates, "updates_skipped": skipped,
+            "wall_s": self.wall_s, "steps_per_s": self.steps_per_s,
+            "acting_steps_per_s": (self.env_steps - self._env_steps_before) / max(1e-9, self.collect_s),
+            "episodes": self.episodes,
+            "return_mean": self.window.return_mean, "return_std": self.window.return_std,
+            "env_steps_to_target": self.env_steps_to_target, "wall_s_to_target": self.wall_s_to_target,
+            "policy_lag": {"mean": self.lag_mean, "max": self.lag_max},
+            "time_split": self.split.shares(self._clock() - self._started), "ledger": self.ledger.as_dict(),
+            "replay": self.replay, "restarts": self.restarts, "exit_reason": exit_reason,
+        }  # fmt: skip
+
+    # State, for resuming
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "env_steps": self.env_steps, "episodes": self.episodes, "window": self.window.to_dict(),
+            "ledger": self.ledger.as_dict(), "lag": [self.lag_sum, self.lag_count, self.lag_max],
+            "target": [self.config.target_return, self.env_steps_to_target, self.wall_s_to_target],
+            "updates": self._updates, "wall_s": self.wall_s, "best": self.best,
+            "restarts": self.restarts, "history": [list(point) for point in self.history],
+        }  # fmt: skip
+
+    def settle(self, kept: int) -> None:
+        """After resuming: of what was in flight in the checkpoint, `kept` steps came along and the rest did not."""
+        self.ledger.drop(self.ledger.in_flight - kept, "resumed")
+        self.ledger.in_flight = 0
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.env_steps, self.episodes = state["env_steps"], state["episodes"]
+        self.window = ReturnWindow.from_dict(state["window"])
+        self.ledger = Ledger(**state["ledger"])
+        self.lag_sum, self.lag_count, self.lag_max = state["lag"]
+        target, *reached = state["target"]
+        if target == self.config.target_return:  # a new target has not been reached yet
+            self.env_steps_to_target, self.wall_s_to_target = reached
+        self._updates = state["updates"]
+        self._wall_before, self.best, self.restarts = state["wall_s"], state["best"], state["restarts"]
+        self.history = [(int(step), float(mean)) for step, mean in state["history"]]
+
+
+_PANEL_ONLY = (
+    "messages",
+    "history",
+    "recipe",
+    "env",
+    "preset",
+    "topology",
+    "device",
+    "env_steps_limit",
+    "target_return",
+)

@@ -1,0 +1,104 @@
+"""Evaluation: whole episodes, fixed seeds, frozen statistics, unclipped rewards.
+
+Every lane plays the same number of episodes, so that short ones are not over-represented.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from rookery.core import tree
+from rookery.core.errors import EnvError, UsageError
+from rookery.core.seeding import seed_of
+from rookery.core.types import ActionSpec
+from rookery.envs.lanes import LaneFault, Lanes
+from rookery.play.policy import Policy
+
+
+@dataclass
+class Evaluation:
+    env: str
+    env_steps: int  # of the checkpoint
+    episodes: int
+    return_mean: float
+    return_std: float
+    return_min: float
+    return_max: float
+    length_mean: float
+    seed: int
+    greedy: bool
+    epsilon: float  # share of actions drawn at random
+    checkpoint: str
+    returns: list[float] = field(default_factory=list)
+
+
+def evaluate(
+    policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool = True, epsilon: float = 0.0
+) -> Evaluation:
+    """Play at least `episodes` episodes (the next multiple of the lanes), greedily or as in training.
+
+    A share `epsilon` of the actions is drawn at random, as the papers on Atari do: a deterministic game is then no
+    memorised sequence, and a greedy policy that does nothing for ever gets away.
+    """
+    if not 0.0 <= epsilon <= 1.0:
+        raise UsageError(f"epsilon is {epsilon:g}; it is a share of the actions, from 0 to 1")
+    policy.check_fits(lanes.spec)
+    if epsilon and policy.spec.action.kind == "box":
+        raise UsageError(f"epsilon is for discrete actions and {policy.spec.id} has a Box; leave it out")
+    policy.check_fits(lanes.spec)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as actors do: a handful of rows is not worth sharing out
+    try:
+        return _evaluate(policy, lanes, episodes, seed, greedy, epsilon)
+    except LaneFault as fault:
+        raise EnvError(f"environment {policy.spec.id} failed in evaluation: {fault}", fault.reason) from fault
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool, epsilon: float) -> Evaluation:
+    count = lanes.count
+    quota = math.ceil(episodes / count)
+    rng = None if greedy else torch.Generator().manual_seed(seed_of(seed, "evaluate"))
+    dice = np.random.default_rng(seed_of(seed, "epsilon"))
+    obs = lanes.reset([seed_of(seed, "evaluate", lane) % 2**31 for lane in range(count)])
+    state = policy.initial_state(count)
+    live = np.ones(count, bool)
+    total, length = np.zeros(count), np.zeros(count, np.int64)
+    returns: list[list[float]] = [[] for _ in range(count)]
+    lengths: list[list[int]] = [[] for _ in range(count)]
+    while any(len(done) < quota for done in returns):
+        action, state = policy.act_batch(obs, state, rng)
+        if epsilon:
+            action = _mixed(action, epsilon, policy.spec.action, dice)
+        obs, reward, terminated, truncated = lanes.step(action)
+        total += reward
+        length += live
+        if not live.all():  # the row after an end was a reset: memory starts anew
+            keep = torch.from_numpy(live)
+            state = tree.map(lambda x: x * keep.view(-1, *[1] * (x.dim() - 1)), state)  # noqa: B023
+        ends = terminated | truncated
+        for lane in np.flatnonzero(ends):
+            if len(returns[lane]) < quota:
+                returns[lane].append(float(total[lane]))
+                lengths[lane].append(int(length[lane]))
+            total[lane], length[lane] = 0.0, 0
+        live = ~ends
+    flat = [value for lane in returns for value in lane]
+    return Evaluation(
+        env=policy.spec.id, env_steps=policy.env_steps, episodes=len(flat), return_mean=float(np.mean(flat)),
+        return_std=float(np.std(flat)), return_min=min(flat), return_max=max(flat),
+        length_mean=float(np.mean([n for lane in lengths for n in lane])), seed=seed, greedy=greedy,
+        epsilon=epsilon, checkpoint=policy.path.name, returns=flat,
+    )  # fmt: skip
+
+
+def _mixed(action: np.ndarray, epsilon: float, spec: ActionSpec, dice: np.random.Generator) -> np.ndarray:
+    """Actions [B, *shape], each drawn anew with probability epsilon, uniformly."""
+    anew = dice.random(len(action)) < epsilon
+    drawn = dice.integers(0, np.reshape(spec.choices, spec.shape), action.shape)
+    return np.where(anew.reshape(-1, *[1] * len(spec.shape)), drawn, action)

@@ -1,0 +1,104 @@
+"""One thread budget for all processes of a run.
+
+Every process that believes it has the machine for itself starts a thread per core; eight of them on eight cores are
+slower than one. So: children compute with one thread, and the learner with as many as the actors leave it.
+Acting always uses one torch thread, also in the serial topology: sums taken in another order round differently, and
+serial and local are to agree bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from rookery.core.config import RunConfig
+from rookery.core.machine import Machine
+
+SMALL = 2e8  # multiply-adds of a minibatch's forward pass; below, threads wait for each other longer than they work
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Torch threads of the two phases."""
+
+    acting: int
+    learning: int
+
+
+def available_cores() -> int:
+    """Cores this process may use, by affinity and cgroup quota."""
+    return Machine().cores()
+
+
+def budget(cores: int, actors: int, topology: str, synchronous: bool = True) -> Budget:
+    """Threads for `actors` actors and a learner on `cores` cores.
+
+    A synchronous learner computes while the actors wait, and may use every core; an asynchronous one shares.
+    """
+    if topology == "serial" or synchronous:
+        return Budget(acting=1, learning=max(1, cores))
+    return Budget(acting=1, learning=max(1, cores - actors))
+
+
+def limit_child_env() -> dict[str, str]:
+    """Environment variables that hold the numeric libraries of a child to one thread, before they are loaded."""
+    names = ("OMP", "MKL", "OPENBLAS", "BLIS", "NUMEXPR")
+    return {f"{name}_NUM_THREADS": "1" for name in names} | {"VECLIB_MAXIMUM_THREADS": "1"}
+
+
+class Threads:
+    """Switches torch between acting and learning. The number belongs to the calling thread: use it where you compute.
+
+    `threads.acting()` lasts until the next switch; `with threads.acting():` until the end of the block.
+    """
+
+    def __init__(self, config: RunConfig, synchronous: bool = True):
+        import torch  # not at the top: the supervisor of children must not pay for it
+
+        self._torch, self._config, self._small = torch, config, False
+        self._found = torch.get_num_threads()
+        self.share(synchronous)
+
+    def share(self, synchronous: bool) -> None:
+        """Divide the cores anew: actors that never wait for the learner leave it fewer."""
+        config = self._config
+        self.budget = budget(config.threads or available_cores(), config.actors, config.topology, synchronous)
+        if self._small:
+            self.budget = Budget(self.budget.acting, 1)
+
+    def acting(self) -> AbstractContextManager[None]:
+        return self._switch(self.budget.acting)
+
+    def learning(self) -> AbstractContextManager[None]:
+        return self._switch(self.budget.learning)
+
+    def fit(self, work: float) -> None:
+        """Learn with one thread if a minibatch (`work` in multiply-adds) is too small to be worth sharing out."""
+        self._small = work < SMALL
+        if self._small:
+            self.budget = Budget(self.budget.acting, 1)
+
+    def restore(self) -> None:
+        """As it was before us: the process may go on with other work."""
+        self._use(self._found)
+
+    def _switch(self, count: int) -> AbstractContextManager[None]:
+        before = self._torch.get_num_threads()
+        self._use(count)
+        return _Until(lambda: self._use(before))
+
+    def _use(self, count: int) -> None:
+        if count != self._torch.get_num_threads():
+            self._torch.set_num_threads(count)
+
+
+class _Until(AbstractContextManager[None]):
+    def __init__(self, undo: Callable[[], None]):
+        self._undo = undo
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        self._undo()

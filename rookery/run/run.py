@@ -1,0 +1,274 @@
+"""A run from outside: start it, resume it, load what it learnt.
+
+A run is a folder: config.json, metrics.jsonl, checkpoints/, logs/, summary.json, and what plots and evaluations add;
+numeric/ if gradients stayed non-finite.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import re
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import msgspec
+import torch
+
+from rookery.algorithms.registry import build_algorithm, encode_config
+from rookery.core.config import RunConfig
+from rookery.core.errors import INTERRUPT, REQUEUE, CheckpointError, EnvError, RookeryError, StorageError, UsageError
+from rookery.core.ranges import within
+from rookery.core.types import EnvSpec
+from rookery.crews.probe import probe
+from rookery.metrics.journal import Journal
+from rookery.metrics.panel import Panel
+from rookery.metrics.sink import Sinks
+from rookery.nets.torso import bf16_is_emulated
+from rookery.processes.orphans import guarded
+from rookery.processes.signals import Signals, Stopped
+from rookery.processes.threads import Threads
+from rookery.recipes import recipe as recipe_named
+from rookery.recipes.recipe import with_fields
+from rookery.roles.learner import Learner
+from rookery.storage import checkpoint
+from rookery.storage import folder as folders
+from rookery.storage.claim import claimed
+from rookery.storage.stored import absurd, check_arrays, check_room, check_sizes, read_config
+from rookery.topologies.job import Job, restore
+
+CLOSING = 5.0  # seconds to write the last records
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    path: Path
+    config: RunConfig
+    summary: dict[str, Any]
+    exit_code: int = 0
+
+
+def configure(recipe: str, env: str, preset: str = "", **fields: Any) -> RunConfig:
+    """The whole config of a run, from a recipe's name, an environment and the fields that shall differ."""
+    outline = {k: v for k, v in fields.items() if k in ("env_kwargs", "atari")}
+
+    def spec() -> EnvSpec:
+        return probe(env, outline.get("env_kwargs", {}))
+
+    return recipe_named(recipe).build(env, spec, preset, **fields)
+
+
+def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
+    """Train, and return the finished run. `train("ppo", env="CartPole-v1", env_steps=100_000)`.
+
+    Fields are those of `rookery.core.config.RunConfig`; nested ones as `algo={"clip": 0.1}`.
+    """
+    if not isinstance(recipe, RunConfig) and not env:
+        raise UsageError('which environment? train("ppo", env="CartPole-v1")')
+    config = check(recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields))
+    with Signals() as signals:
+        return start(config, signals)
+
+
+def start(config: RunConfig, signals: Signals) -> Run:
+    """Train a checked config. Signals that came before now count: the folder is written and can be resumed."""
+    config = replace(config, out=config.out or _folder_name(config))
+    folder = folders.real(config.out)
+    before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
+    with _opened(folder):
+        folders.store(folder, "config.json", encode_config(config))
+        try:
+            return _execute(config, folder, None, [], signals)
+        except UsageError:  # nothing has begun: the same command, corrected, finds the place free
+            _clear_folder(folder, before)
+            raise
+        except Stopped as stop:
+            if stop.exit_code == INTERRUPT:
+                _clear_folder(folder, before)
+            else:
+                stop.add_note(f"go on with: rookery resume {quote(str(folder))}")
+            raise
+        except RookeryError as error:
+            error.add_note(f"run folder: {folder}")
+            raise
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)
+
+
+def resume(path: str | Path, trust: tuple[str, ...] = (), *, tell: Callable[[str], None] = _warn, **fields: Any) -> Run:
+    """Go on with a run where its newest complete checkpoint ends, or from the start if it has none yet.
+
+    `env_steps=...` extends it. `trust`: modules that its config.json may name, besides what Rookery knows itself.
+    `tell` hears what of the run could not be used: a damaged checkpoint, a missing replay memory.
+    """
+    with Signals() as signals:
+        return go_on(path, trust, fields, signals, tell)
+
+
+def go_on(
+    path: str | Path, trust: tuple[str, ...], fields: dict[str, Any], signals: Signals, tell: Callable[[str], None]
+) -> Run:
+    """Resume under signals that are listened to already; the dotted `fields` change."""
+    folder = folders.real(path)
+    read_config(folder, trust)  # or it is not a run folder
+    folders.check(folder)
+    with claimed(folder):
+        folders.sweep(folder)
+        before = read_config(folder, trust)
+        if before.compile and "compile" not in fields:  # a compiler is a program: no file starts it by itself
+            raise UsageError(
+                f"the run in {folder} uses torch.compile, which starts a compiler; "
+                "resume it with compile=True to allow that, or with compile=False"
+            )
+        # A fault plan was for the life that ended; the next one is not struck again unless asked to be.
+        config = check(with_fields(before, {"fault_plan": ""} | fields))
+        if checkpoint.all_steps(folder / "checkpoints") or folders.exists(folder, "summary.json"):
+            saved, notes = checkpoint.newest_told(folder / "checkpoints")
+            for note in notes:
+                tell(note)
+            _check_same(before, config)
+        else:
+            saved, notes = None, ["the run had no checkpoint yet: it begins anew"]
+        folders.store(folder, "config.json", encode_config(config))
+        try:
+            return _execute(config, folder, saved, notes, signals, tell)
+        except (UsageError, CheckpointError) as error:  # it cannot be resumed like this: as it was, it still can
+            folders.store(folder, "config.json", encode_config(before))
+            if saved is not None and str(saved.path) not in str(error):
+                error.add_note(f"checkpoint: {saved.path}")
+            raise
+
+
+def _check_same(before: RunConfig, config: RunConfig) -> None:
+    for name in ("actors", "envs_per_actor"):
+        if getattr(config, name) != getattr(before, name):
+            raise UsageError(
+                f"the run has {name} {getattr(before, name)}, and its checkpoints hold the state of as many; "
+                f"it cannot be resumed with {getattr(config, name)}: leave it as it is, or start a new run"
+            )
+
+
+def check(config: RunConfig) -> RunConfig:
+    """The config as it will be written; what cannot be run is refused, before anything is written or started."""
+    config = within(config, kind=RunConfig[type(config.algo)])
+    if why := absurd(config):
+        raise UsageError(why)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("there is no CUDA device here (or this build of torch has no CUDA); use --device cpu")
+    return config
+
+
+@guarded()
+def _execute(
+    config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str], signals: Signals,
+    tell: Callable[[str], None] = _warn,
+) -> Run:  # fmt: skip
+    signals.check()
+    topology = importlib.import_module(f"rookery.topologies.{config.topology}")
+    threads = Threads(config)
+    with _told(config, folder, signals) as (sinks, panel):
+        journal = Journal(config, sinks, panel)
+
+        def open_job(spec: EnvSpec) -> Job:
+            signals.check()
+            algorithm = build_algorithm(config, spec)
+            check_room(algorithm) if saved is None else check_sizes(algorithm, saved)
+            learner = Learner(algorithm, config.seed, config.device, config.compile)
+            check_arrays(config, algorithm, learner.nets, spec)
+            if not config.threads:
+                threads.fit(algorithm.work(learner.nets))
+            folders.store(folder, "spec.json", msgspec.json.encode(spec))
+            job = Job(config, algorithm, learner, journal, folder, signals, threads, spec, tell=tell)
+            for note in (*notes, *_warnings(config)):
+                journal.say(note)
+            if saved is not None:
+                restore(job, saved)
+            return job
+
+        try:
+            job = topology.run(config, folder, signals, open_job)
+        except UsageError as error:
+            if not journal.begun:
+                raise
+            gone = EnvError(f"environments that could be made before cannot any more: {error}")
+            gone.__notes__ = getattr(error, "__notes__", [])
+            raise gone from error
+        finally:
+            threads.restore()
+        journal.report(force=True)
+        code = signals.requested or 0
+        if not job.learner.updates:
+            journal.say("the run ended before its first update, nothing was learnt: take more steps (--env-steps)")
+        reason = {0: journal.finished() or "done", INTERRUPT: "interrupted", REQUEUE: "requeue"}[code]
+        summary = journal.summary(reason, job.learner.updates, job.learner.skipped)
+    summary["records_lost"] = sinks.lost
+    folders.store(folder, "summary.json", json.dumps(summary, indent=2).encode())
+    return Run(folder, config, summary, code)
+
+
+@contextmanager
+def _told(config: RunConfig, folder: Path, signals: Signals) -> Iterator[tuple[Sinks, Panel]]:
+    """Where a run tells what it does. At its end they have a few seconds, less if shutdown was requested."""
+    sinks, panel = Sinks.of_run(folder), Panel(config.quiet)
+    try:
+        yield sinks, panel
+    finally:
+        panel.close()
+        hurried = signals.requested is not None
+        sinks.close(min(CLOSING, max(0.5, config.supervisor.grace / 10)) if hurried else CLOSING)
+
+
+def _warnings(config: RunConfig) -> list[str]:
+    if config.net.precision == "bf16" and bf16_is_emulated(config.device):
+        return ["this processor has no bf16 arithmetic: bf16 is emulated here, about ten times slower than fp32"]
+    return []
+
+
+def _folder_name(config: RunConfig) -> str:
+    env = re.sub(r"[^A-Za-z0-9]+", "-", config.env).strip("-")
+    name = f"runs/{config.recipe}-{env}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
+    return next(each for each in names if not os.path.exists(each))
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[None]:
+    """A folder for a new run, ours alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
+    folders.check(folder)
+    with claimed(folder):
+        if folders.exists(folder, "config.json"):
+            raise UsageError(
+                f"{folder} already holds a run; resume it (rookery resume {folder}) or choose another --out"
+            )
+        yield
+
+
+def _clear_folder(folder: Path, before: set[str] | None) -> None:
+    """Take away what a run that never began has written, and nothing that was there before (None: no folder)."""
+    if before is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in folder.iterdir():
+        if path.name in before:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
