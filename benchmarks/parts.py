@@ -24,7 +24,7 @@ from rookery.processes.threads import Threads, available_cores
 from rookery.roles.learner import Learner
 from rookery.roles.producer import Producer, empty_arrays, handover_shapes
 from rookery.tables.queue import QueueTable
-from rookery.tables.replay import ReplayTable
+from rookery.tables.memory import ReplayMemory
 
 
 def seconds_per_call(fn, at_least: float = 3.0) -> float:
@@ -83,7 +83,7 @@ def ppo_update() -> float:
 def replay_update() -> float:
     """Seconds of training per environment step: an update on a batch follows every batch / samples_per_insert steps."""
     plan = algorithm.plan().table
-    table = ReplayTable(plan, shapes, lanes.spec, config.actors, 1)
+    table = ReplayMemory(plan, shapes, lanes.spec, config.actors, 1)
     arrays = empty_arrays(shapes)
     producers[0].begin(0, "0")
     while not table.can_sample():

@@ -28,7 +28,7 @@ from rookery.core.config import ReplayConfig
 from rookery.core.types import ActionSpec, DataPlan, EnvSpec, Leaf, Replay
 from rookery.storage import replay_file, replay_writer
 from rookery.tables.builder import parcel_shapes
-from rookery.tables.replay import ReplayTable
+from rookery.tables.memory import ReplayMemory
 from rookery.tables.snapshot import Snapshot
 
 ACTION = ActionSpec("discrete", choices=(6,), starts=(0,))
@@ -111,7 +111,7 @@ class Clock:
 class Learner:
     """What the threads of a run do with the table; each call holds the lock once."""
 
-    def __init__(self, table: ReplayTable, feed: Feeder):
+    def __init__(self, table: ReplayMemory, feed: Feeder):
         self.table, self.feed, self.rng = table, feed, np.random.default_rng(1)
 
     def calls(self, clock: Clock) -> None:
@@ -132,7 +132,7 @@ def measure(case: str, items: int, snapshots: int, folder: Path) -> dict:
     memory = ReplayConfig(capacity=items, min_size=1, batch=BATCH, samples_per_insert=0.0, **settings)
     plan = DataPlan(PARCEL, PARCEL, Replay(memory, gamma=0.99))
     feed = Feeder(spec, plan)
-    table = ReplayTable(plan.table, feed.shapes, spec, 1, seed=1)
+    table = ReplayMemory(plan.table, feed.shapes, spec, 1, seed=1)
     learner, alone, beside, taken, stats = Learner(table, feed), Clock(), Clock(), Clock(), Clock()
     while table.inserted < 1.05 * items:  # full, and somewhere in the middle of the ring
         table.insert(feed(), 0)

@@ -64,7 +64,7 @@ class Rookery:
         from rookery.core.config import ReplayConfig
         from rookery.core.types import ActionSpec, DataPlan, EnvSpec, Leaf, Replay, Unroll
         from rookery.tables.builder import make_builder, parcel_shapes
-        from rookery.tables.replay import Keys, ReplayTable
+        from rookery.tables.memory import Keys, ReplayMemory
 
         torch.set_num_threads(1)
         leaf = Leaf((4,), "float32", "vector")
@@ -77,7 +77,7 @@ class Rookery:
         )  # fmt: skip
         plan = DataPlan(PARCEL, PARCEL, Replay(memory, gamma=0.99))
         shapes = parcel_shapes(spec, plan, 1, {})
-        self.table = ReplayTable(plan.table, shapes, spec, 1, seed=1)
+        self.table = ReplayMemory(plan.table, shapes, spec, 1, seed=1)
         self.building: list[int] = []  # ns
         self._builder, self._stream = make_builder(spec, plan, 1), stream
         self._parcel = {path: np.zeros(shape, dtype) for path, (shape, dtype) in shapes.items()}

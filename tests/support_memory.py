@@ -12,7 +12,7 @@ from support_parcels import MIXED, STACKED, VECTOR, Maker, shapes_of
 
 from rookery.core import tree
 from rookery.core.types import EnvSpec, Replay, Sequences, Transitions
-from rookery.tables.replay import Keys, ReplayTable, Sample
+from rookery.tables.memory import Keys, ReplayMemory, Sample
 
 SPECS = {"vector": VECTOR, "stacked": STACKED, "mixed": MIXED}
 
@@ -46,11 +46,11 @@ memories = st.fixed_dictionaries({
 kinds = st.sampled_from([{"n_step": 2}, {"sequence": 3, "burn_in": 1, "overlap": 1}])
 
 
-def table_of(plan: Replay, spec: EnvSpec = VECTOR, items: int = 4, frames: int = 6, seed: int = 0) -> ReplayTable:
-    return ReplayTable(plan, shapes_of(spec, plan, items, frames), spec, 2, seed)
+def table_of(plan: Replay, spec: EnvSpec = VECTOR, items: int = 4, frames: int = 6, seed: int = 0) -> ReplayMemory:
+    return ReplayMemory(plan, shapes_of(spec, plan, items, frames), spec, 2, seed)
 
 
-def filled(plan: Replay, priorities: list[float], batches: int = 0) -> ReplayTable:
+def filled(plan: Replay, priorities: list[float], batches: int = 0) -> ReplayMemory:
     """A table with one item for each priority, as an actor gives them; `batches` are drawn then."""
     table = table_of(plan, items=len(priorities))
     put(table, plan, priorities)
@@ -59,7 +59,7 @@ def filled(plan: Replay, priorities: list[float], batches: int = 0) -> ReplayTab
     return table
 
 
-def put(table: ReplayTable, plan: Replay, priorities: list[float]) -> None:
+def put(table: ReplayMemory, plan: Replay, priorities: list[float]) -> None:
     """Items whose serial numbers are their ids."""
     maker = Maker(VECTOR, plan, len(priorities), 0, 0, [table.store.next_id], 1)
     parcel, _ = maker.make(len(priorities))
@@ -68,11 +68,11 @@ def put(table: ReplayTable, plan: Replay, priorities: list[float]) -> None:
     table.insert(parcel, 0)
 
 
-def alive(table: ReplayTable) -> list[int]:
+def alive(table: ReplayMemory) -> list[int]:
     return sorted(table.store.ids[table.store.ids >= 0].tolist())
 
 
-def keys_of(table: ReplayTable, *ids: int) -> Keys:
+def keys_of(table: ReplayMemory, *ids: int) -> Keys:
     slots = [int(np.flatnonzero(table.store.ids == id)[0]) for id in ids]
     return Keys(np.array(slots), np.array(ids))
 
@@ -97,8 +97,8 @@ class Model:
         self.counts = dict.fromkeys(("inserted", "sampled", "evicted", "gone", "trained", "lost", "steps"), 0)
         self.drawn: list[Keys] = []
 
-    def new_table(self, seed: int) -> ReplayTable:
-        table = ReplayTable(self.plan, self.makers[0].shapes, self.spec, len(self.makers), seed)
+    def new_table(self, seed: int) -> ReplayMemory:
+        table = ReplayMemory(self.plan, self.makers[0].shapes, self.spec, len(self.makers), seed)
         for key, ring in table.store.rings.items():  # too small on purpose: normally slots run out before frames
             table.store.rings[key] = type(ring)(key, ROWS, ring.shape, 9, ring.dtype)
         return table

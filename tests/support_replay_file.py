@@ -10,7 +10,7 @@ from support_parcels import MIXED, STACKED, VECTOR, Maker, replay
 from rookery.core import tree
 from rookery.storage import files
 from rookery.storage.files import MANIFEST
-from rookery.tables.replay import ReplayTable
+from rookery.tables.memory import ReplayMemory
 
 CASES = {
     "uniform": (VECTOR, replay(capacity=50)),
@@ -37,8 +37,8 @@ class Life:
         self.table = self.empty()
         self.play(self.table, self.parcels(parcels))
 
-    def empty(self) -> ReplayTable:
-        return ReplayTable(self.plan, self.makers[0].shapes, self.spec, len(self.makers), seed=3)
+    def empty(self) -> ReplayMemory:
+        return ReplayMemory(self.plan, self.makers[0].shapes, self.spec, len(self.makers), seed=3)
 
     def parcels(self, count: int) -> list[tuple[dict[str, np.ndarray], int]]:
         made = []
@@ -47,7 +47,7 @@ class Life:
             made.append((copy.deepcopy(self.makers[actor].make(items, frames, float(self.rng.random()))[0]), actor))
         return made
 
-    def play(self, table: ReplayTable, parcels: list, draws: int = 2) -> list[np.ndarray]:
+    def play(self, table: ReplayMemory, parcels: list, draws: int = 2) -> list[np.ndarray]:
         seen = []
         for parcel, actor in parcels:
             table.insert(parcel, actor)

@@ -28,7 +28,7 @@ from rookery.core.config import NetConfig, ReplayConfig
 from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.recipes import RECIPES
 from rookery.tables.builder import parcel_shapes
-from rookery.tables.replay import ReplayTable
+from rookery.tables.memory import ReplayMemory
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -315,5 +315,5 @@ def test_every_number_of_the_replay_memory_is_explained():
     table = rows_of(ROOT / "docs/replay.md", "`replay.` in `metrics.jsonl` and `summary.json`")
     told = {name for row in table[1:] for name in re.findall(r"`(\w+)`", row[0])}
     plan = DQN(DQNConfig(), NetConfig(), SPEC, lanes=1).plan()
-    memory = ReplayTable(plan.table, parcel_shapes(SPEC, plan, 1, {}), SPEC, actors=1, seed=1)
+    memory = ReplayMemory(plan.table, parcel_shapes(SPEC, plan, 1, {}), SPEC, actors=1, seed=1)
     assert told == {*memory.stats(), "learner_idle"}

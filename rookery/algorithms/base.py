@@ -76,6 +76,9 @@ class Algorithm(ABC):
         """
         return None
 
+    def remarks(self, metrics: dict[str, float]) -> list[str]:
+        return []
+
     @abstractmethod
     def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
         """One optimiser per group, each over one flat parameter."""

@@ -6,8 +6,9 @@ learner's; the field names and shapes are the same on both. Shapes are time-majo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -126,9 +127,24 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class Queue:
-    """Unrolls are trained on once, in order. max_lag 0 is synchronous: act, wait, learn, wait."""
+    """Unrolls are trained on once.
+
+    max_lag 0 is synchronous: one unroll of every actor is a batch, and actors and learner wait for each other.
+    Above 0 actors run ahead: `batch` unrolls make a batch in the order of arrival, and what is older than `max_lag`
+    versions when its turn comes is dropped.
+    """
 
     max_lag: int = 0
+    batch: int = 0  # unrolls in a batch; 0: as many as there are actors
+
+    builds_items: ClassVar[bool] = False  # actors hand over unrolls as they are
+    refresh: ClassVar[int] = 0  # environment steps of an actor between two looks at the weights; 0: every unroll
+    check_every: ClassVar[int] = 1  # updates between two checks that the weights are finite
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether actors and learner take turns."""
+        return self.max_lag == 0
 
 
 @dataclass(frozen=True)
@@ -142,6 +158,11 @@ class Replay:
     burn_in: int = 0  # rows before them that only warm the recurrent state up
     overlap: int = 0  # rows that a sequence shares with the next one of its episode
     refresh: int = 0  # environment steps of an actor between two looks at the weights; 0: every unroll
+
+    builds_items: ClassVar[bool] = True  # actors build items and hand these over
+    check_every: ClassVar[int] = (
+        50  # gradients are always checked; small updates would spend a tenth of their time here
+    )
 
     @property
     def in_turns(self) -> bool:
@@ -209,6 +230,7 @@ class ActorReport:
     env_s: float = 0.0
     inference_s: float = 0.0
     total_s: float = 0.0
+    learn_s: float = 0.0  # computing a gradient, where the worker does
     pending: int = 0  # of all steps so far, those still held back: an item of a replay memory needs what comes next
     skipped: int = 0  # of these steps and those held back before, rows that are of no item: some behind a fault
 
@@ -224,7 +246,6 @@ class GradientReport(ActorReport):
     fresh: int = 0  # environment steps in its batch that were drawn for the first time
     waiting: int = 0  # steps in the memory that were never drawn
     evicted: int = 0  # steps that left it without ever being drawn
-    learn_s: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -234,3 +255,34 @@ class StepReport:
 
     metrics: dict[str, float]
     priorities: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What an actor hands over: the arrays it has filled, and its report."""
+
+    actor: int
+    sequence: int  # number of the unroll, as the crew counts them for this actor
+    arrays: dict[str, np.ndarray]
+    report: ActorReport
+    release: Callable[[], None]  # gives the memory back; call it once, the arrays are not read after that
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An actor, or one environment of it, has failed and is replaced."""
+
+    actor: int
+    steps: int  # environment steps that are lost with it
+    reason: str  # the ledger's word for them
+    message: str
+    replaced: bool  # the whole actor is; False: environments of it are recreated, and the others go on
+
+
+class Sample(NamedTuple):
+    """What a table hands to the learner."""
+
+    batch: Any
+    versions: np.ndarray  # of the weights that acted, or computed the gradient
+    fresh: int  # environment steps that are trained on for the first time
+    keys: Any = None  # what the table needs to find the items again

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rookery.core.config import RunConfig
-from rookery.core.types import ActorReport, StepReport
+from rookery.core.types import ActorReport, Failure, StepReport
 from rookery.metrics.split import Split, advice
 from rookery.metrics.window import ReturnWindow
 
@@ -64,8 +64,11 @@ class Journal:
         self.queue_depth = 0
         self.replay: dict[str, float] = {}  # statistics of the replay memory, if there is one
         self.paced_by_env = False  # progress counts steps taken, not steps trained on
-        self.in_flight: Callable[[], int] | None = None  # counts what waits at present; asked once per record
+        self.waiting: Callable[[], int] | None = None  # counts the steps that wait in the table; asked once per record
+        self.pending: dict[int, int] = {}  # by actor: steps that it holds back until an item is whole
         self.collect_s = 0.0  # wall time of collecting
+        self.idle_s = 0.0  # wall time that the learner had nothing to train on
+        self._unexplained = 0.0  # wall time of collecting that no report has explained yet
         self.begun = False
         self._updates = 0
         self._started = self._logged_at = clock()
@@ -107,47 +110,55 @@ class Journal:
             self.env_steps_to_target, self.wall_s_to_target = self.env_steps, self.wall_s
 
     @contextmanager
-    def collecting(self, at_once: int) -> Iterator[Callable[[ActorReport], None]]:
-        """Around collecting one batch with `at_once` actors at a time: counts steps, and says where the time went.
-
-        The time is what the mean actor did with it; what is left, the actors stood still for the slowest.
-        """
-        started, parts = self._clock(), {"env": 0.0, "inference": 0.0, "other": 0.0}
-
-        def told(report: ActorReport) -> None:
-            self.collected(report)
-            parts["env"] += report.env_s / at_once
-            parts["inference"] += report.inference_s / at_once
-            parts["other"] += (report.total_s - report.env_s - report.inference_s) / at_once
-
-        yield told
+    def collecting(self, overlaps: bool, waits: bool) -> Iterator[None]:
+        """Around taking what has arrived. `overlaps`: actors act beside the learner. `waits`: it had nothing to do."""
+        started = self._clock()
+        yield
         wall = self._clock() - started
-        self.collect_s += wall
-        for stage, seconds in parts.items():
-            self.split.add(stage, seconds)
-        self.split.add("wait", max(0.0, wall - sum(parts.values())))
-
-    def told(self, report: ActorReport, at_once: int) -> None:
-        """An unroll of an actor that nobody waited for: its time passed beside the learner's."""
-        self.collected(report)
+        if not overlaps:
+            self.collect_s += wall
+            self._unexplained += wall
+            return
         self.collect_s = self.life_s
-        self.split.add("env", report.env_s / at_once)
-        self.split.add("inference", report.inference_s / at_once)
+        if waits:
+            self.idle_s += wall
+            self.split.add("wait", wall)
 
-    def lost(self, steps: int, reason: str, message: str) -> None:
-        """Steps that were taken and cannot be used, and the worker that was replaced for it."""
-        self.env_steps += steps
-        self.ledger.collected += steps
-        self.ledger.drop(steps, reason)
+    def told(self, actor: int, report: ActorReport, parallel: int, overlaps: bool) -> None:
+        """One unroll of an actor has come. Of `parallel` actors, the time is what the mean one did with it.
+
+        Where actors and learner take turns, what is left of the time of collecting is time that actors waited for the
+        slowest. Where they overlap, the actors' time passed beside the learner's.
+        """
+        self.collected(report)
+        self.pending[actor] = report.pending
+        parts = {"env": report.env_s, "inference": report.inference_s, "learn": report.learn_s}
+        if not overlaps:
+            parts["other"] = report.total_s - report.env_s - report.inference_s
+            self._unexplained -= report.total_s / parallel
+        for stage, seconds in parts.items():
+            self.split.add(stage, seconds / parallel)
+
+    def failed(self, failure: Failure, held: int = 0) -> None:
+        """An actor, or environments of it: the steps it took since its last unroll, and those it held, are lost."""
+        self.env_steps += failure.steps
+        self.ledger.collected += failure.steps
+        self.ledger.drop(failure.steps + self.pending.pop(failure.actor, 0) + held, failure.reason)
         self.restarts += 1
-        self.say(message)
+        self.say(failure.message)
 
     def trained(self, steps: int, lags: Sequence[int] | np.ndarray, report: StepReport, updates: int) -> None:
         lags = np.asarray(lags)
+        self.split.add("wait", max(0.0, self._unexplained))
+        self._unexplained = 0.0
         self.ledger.trained += steps
         self.lag_sum, self.lag_count = self.lag_sum + int(lags.sum()), self.lag_count + len(lags)
         self.lag_max = max(self.lag_max, int(lags.max()))
         self.losses, self._updates = report.metrics or self.losses, updates
+
+    def count_in_flight(self) -> None:
+        if self.waiting is not None:
+            self.ledger.in_flight = self.waiting() + sum(self.pending.values())
 
     def say(self, message: str) -> None:
         self.messages.append(message)
@@ -201,8 +212,7 @@ class Journal:
 
     def snapshot(self) -> dict[str, Any]:
         config, rate, shares = self.config, self._rate(), self.split.shares(self._clock() - self._started)
-        if self.in_flight is not None:
-            self.ledger.in_flight = self.in_flight()
+        self.count_in_flight()
         return {
             "recipe": config.recipe, "env": config.env, "preset": config.preset, "topology": config.topology,
             "seed": config.seed, "device": config.device, "env_steps": self.env_steps,

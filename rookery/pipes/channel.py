@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import selectors
 import socket
 import struct
 import time
@@ -187,6 +188,31 @@ def wait(channels: Iterable[Channel], timeout: float, wake: int | None = None) -
         events = poller.poll(max(0.0, left) * 1000)
         if left <= 0 or not events or any(fd == wake for fd, _ in events):
             return [channel for channel in channels if channel.poll()]
+
+
+class Listener:
+    """Many channels that are waited on together. A wait costs nothing for channels that have nothing to say."""
+
+    def __init__(self, wake: int | None = None):
+        """`wake`: a descriptor that ends a wait when it becomes readable."""
+        self._selector = selectors.DefaultSelector()
+        if wake is not None:
+            self._selector.register(wake, selectors.EVENT_READ)
+
+    def add(self, channel: Channel) -> None:
+        self._selector.register(channel.fileno(), selectors.EVENT_READ, channel)
+
+    def remove(self, channel: Channel) -> None:
+        """Before it is closed; one that is not listened to is passed over."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(channel.fileno())
+
+    def wait(self, timeout: float) -> list[Channel]:
+        """The channels on which something has arrived, or that have ended; empty at the deadline. Read them empty."""
+        return [key.data for key, _ in self._selector.select(timeout) if key.data is not None]
+
+    def close(self) -> None:
+        self._selector.close()
 
 
 # Trees: dicts and lists of arrays, numbers, strings, bytes, booleans and None, as a msgpack message can carry them.

@@ -91,6 +91,7 @@ def assigned(channel: Channel, start: dict[str, Any]) -> dict[str, Any]:
             os.dup2(fd, 1)
             os.dup2(fd, 2)
             os.close(fd)
+    channel.send({"op": "assigned"}, timeout=IDLE)
     return order["message"]
 
 

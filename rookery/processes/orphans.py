@@ -24,11 +24,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import ParamSpec, TypeVar
 
 try:
     import resource
 except ImportError:  # Windows
     resource = None
+
+P, T = ParamSpec("P"), TypeVar("T")
 
 _LIMIT = 10  # RLIMIT_LOCKS, which the module `resource` does not name
 _NUMBERS = 1 << 16  # marks of one family
@@ -123,13 +126,13 @@ class MarkedHere:
             with contextlib.suppress(OSError):  # no descriptor is left to look with: the guard finds them later
                 end_marked([self._mark], GONE)
 
-    def paused(self, work: Callable[[], None]) -> Callable[[], None]:
+    def paused(self, work: Callable[P, T]) -> Callable[P, T]:
         """The same work, during which nothing is marked."""
 
-        def unmarked() -> None:
+        def unmarked(*args: P.args, **kwargs: P.kwargs) -> T:
             _wear(remove=self._mark)
             try:
-                work()
+                return work(*args, **kwargs)
             finally:
                 _wear(add=self._mark)
 

@@ -17,7 +17,7 @@ from rookery.algorithms.base import Algorithm, Reduce
 from rookery.core import tree
 from rookery.core.errors import NumericError
 from rookery.core.seeding import seed_of
-from rookery.core.types import LossOutput, Queue, StepReport
+from rookery.core.types import LossOutput, StepReport
 from rookery.nets.flat import FlatParams
 from rookery.roles.weights import Published
 
@@ -45,7 +45,7 @@ class Learner:
         self._skips: list[dict[str, Any]] = []  # those refused in a row: what was not finite, and the losses
         self._loss: dict[str, torch.Tensor] = {}  # behind the gradient that was filled last
         # Gradients are checked every time. Small updates on replayed batches would spend a tenth of their time on this.
-        self.check_every = 1 if isinstance(algorithm.plan().table, Queue) else 50  # updates
+        self.check_every = algorithm.plan().table.check_every  # updates
         self._due = tuple(self.flat)  # groups whose gradient was filled last
         self.spoil: Callable[[int], bool] = lambda updates: False  # faults on purpose: spoil this update's gradient?
 
@@ -177,6 +177,10 @@ class Learner:
         """Whether weights and optimiser state are. (The normaliser's bounds are not, before its first update.)"""
         states = [t for optimizer in self.optimizers.values() for s in optimizer.state.values() for t in s.values()]
         return all(math.isfinite(float(t.sum())) for t in (*(flat.data for flat in self.flat.values()), *states))
+
+    def read(self) -> torch.Tensor:
+        """A copy of the weights that actors receive."""
+        return self.published.read()
 
     # State, as flat names → tensors and numbers
 

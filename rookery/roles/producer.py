@@ -16,7 +16,7 @@ from torch import nn
 
 from rookery.algorithms.base import Algorithm
 from rookery.core.errors import CheckpointError, EnvError
-from rookery.core.types import ActorReport, DataPlan, EnvSpec, Queue
+from rookery.core.types import ActorReport, DataPlan, EnvSpec
 from rookery.core.unroll import as_unroll, empty_unroll, unroll_shapes
 from rookery.envs.lanes import Lanes
 from rookery.roles.actor import Actor
@@ -49,7 +49,7 @@ class Producer:
         self.actor = Actor(algorithm, nets, lanes, seed, index)
         self.index, self.plan, self._builder = index, self.actor.plan, None
         self._say, self._said = say, False
-        if not isinstance(self.plan.table, Queue):
+        if self.plan.table.builds_items:
             state = algorithm.initial_state(nets, 1)
             self._scratch = empty_unroll(unroll_shapes(lanes.spec, self.plan, lanes.count, state))
             self._builder = make_builder(lanes.spec, self.plan, lanes.count, algorithm.start_priorities)
@@ -154,9 +154,8 @@ class Producer:
 
 def handover_shapes(spec: EnvSpec, plan: DataPlan, lanes: int, state: Any) -> Shapes:
     """Shapes of the arrays that an actor fills; `state` is an initial state of any number of lanes."""
-    if isinstance(plan.table, Queue):
-        return unroll_shapes(spec, plan, lanes, state)
-    return parcel_shapes(spec, plan, lanes, state)
+    shapes = parcel_shapes if plan.table.builds_items else unroll_shapes
+    return shapes(spec, plan, lanes, state)
 
 
 def empty_arrays(shapes: Shapes) -> Arrays:

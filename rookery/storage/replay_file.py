@@ -28,13 +28,11 @@ from rookery.storage import files as disk
 from rookery.storage.codec import encode_tree
 from rookery.storage.files import MANIFEST, MAX_JSON, META, META_PREFIX, TENSORS, Damage, FileEntry, FileLayer
 from rookery.tables.ring import Packed
-from rookery.tables.snapshot import CHUNK, Snapshot, Table
+from rookery.tables.snapshot import CHUNK, PACKED_SEGMENT, Snapshot, Table
 
 SCHEMA = 2
 READABLE = (1, SCHEMA)  # 1 has no packed arrays
 SEGMENT = 256 << 20  # bytes of rows per file: what has to be synced at once
-PACKED_SEGMENT = 32 << 20  # the same where rows are packed: all of them are referred to while the file is written
-BUFFERS = 2 * CHUNK + PACKED_SEGMENT  # bytes of memory that `save` takes at most, beside what the snapshot holds
 HEADROOM = 1 << 20  # bytes of disk for headers and manifest
 
 _SEGMENT_NAME = re.compile(r"rows-\d{5,}\.safetensors")

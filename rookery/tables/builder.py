@@ -21,7 +21,7 @@ from rookery.tables.window import Arrays, Priorities, Shapes
 
 class Builder(Protocol):
     def reset(self) -> None:
-        """A new life of the actor: what waits is dropped, and frame numbers count from 0 (see `ReplayTable.forget`)."""
+        """A new life of the actor: what waits is dropped, and frame numbers count from 0 (`ReplayMemory.forget`)."""
 
     def cut(self, age: np.ndarray) -> None:
         """Rows were lost: the next unroll does not follow the last one. What waits is dropped, frame numbers count on.

@@ -25,6 +25,8 @@ CHUNK = 4 << 20  # bytes
 LEAST_HELD = 64 << 20  # bytes that a snapshot may always hold aside
 HELD_SHARE = 16  # one part in so many of a larger memory
 NOTE = 300  # bytes that a note takes beside the rows in it
+PACKED_SEGMENT = 32 << 20  # bytes of packed rows per file: all of them are referred to while the file is written
+BUFFERS = 2 * CHUNK + PACKED_SEGMENT  # bytes of memory that saving takes at most, beside what the snapshot holds
 
 
 def allowance(memory: int) -> int:

@@ -26,7 +26,7 @@ _ROWS = 1 << 16  # records that are looked at together
 
 
 def check_state(table: Any, state: dict[str, Any], used: Mapping[str, int]) -> None:
-    """Of a `ReplayTable`: `state` has the parts and types of its own. `used`: rows of each array that were stored."""
+    """Of a `ReplayMemory`: `state` has the parts and types of its own. `used`: rows of each array that were stored."""
     store, counts = state["store"], state["counts"]
     for path, value in _numbers({"counts": counts, "limiter": state["limiter"], "next_id": store["next_id"]}):
         _need(path, isinstance(value, bool | int | float) and 0 <= value < MOST)

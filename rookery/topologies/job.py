@@ -1,6 +1,6 @@
 """What every topology shares: the learner, the journal, checkpoints and the question whether to go on.
 
-A topology decides who runs where and who hands what to whom; `feed.py` is what it does with a batch once it has one.
+A topology chooses a crew and a table; `loop.py` is what all of them do.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from time import monotonic
-from typing import Any
-
-from torch import nn
 
 from rookery.algorithms.base import Algorithm
 from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, LearnerError, NumericError, RookeryError, StorageError
-from rookery.core.types import EnvSpec, Queue
+from rookery.core.types import EnvSpec
+from rookery.crews.crew import Crew, States
 from rookery.metrics.journal import Journal
 from rookery.processes.faults import FaultPlan
 from rookery.processes.reserve import Reserve
@@ -27,11 +25,11 @@ from rookery.processes.signals import Signals
 from rookery.processes.threads import Threads
 from rookery.roles.actor_state import check_state
 from rookery.roles.learner import Learner
-from rookery.roles.weights import Published
+from rookery.roles.producer import Shapes, handover_shapes
 from rookery.storage import checkpoint, stored
+from rookery.tables.table import Table
 from rookery.topologies import numeric
-
-Snapshots = Callable[[], list[dict[str, Any] | None]]
+from rookery.topologies.replay_saver import ReplaySaver
 
 
 def _quietly(text: str) -> None:
@@ -48,7 +46,7 @@ class Job:
     signals: Signals
     threads: Threads
     spec: EnvSpec
-    snapshots: list[dict[str, Any] | None] = field(default_factory=list)  # of the actors, when resumed
+    states: States = field(default_factory=list)  # of the actors, when resumed
     sequences: list[int] = field(default_factory=list)  # unrolls that each actor has delivered
     resumed_at: int | None = None  # environment steps of the checkpoint we come from
     tell: Callable[[str], None] = _quietly  # what the user should see at once, besides the journal
@@ -58,7 +56,7 @@ class Job:
     _saved_when: float = 0.0
     _kept_at: int = 0  # environment steps of the last one that was written
     _inexact: bool = False  # whether it was said that checkpoints go without the environments
-    _mirror: Published | None = None
+    saver: ReplaySaver | None = None  # of the replay memory, if there is one
 
     def __post_init__(self) -> None:
         self.sequences = self.sequences or [0] * self.config.actors
@@ -72,44 +70,51 @@ class Job:
         self.journal.say(text)
         self.tell(text)
 
+    @property
+    def stopping(self) -> bool:
+        """Whether shutdown was requested."""
+        return self.signals.requested is not None
+
     def goes_on(self) -> bool:
-        return self.signals.requested is None and self.journal.finished() is None
+        """Whether more environment steps are to be taken."""
+        return not self.stopping and self.journal.finished() is None
 
-    def acting_nets(self) -> nn.ModuleDict:
-        """The nets that act in the learner's own process: its own, unless those live on another device."""
-        if self.learner.device.type == "cpu":
-            return self.learner.nets
-        nets = self.algorithm.nets()
-        self._mirror = Published(self.algorithm, nets)
-        self.refresh()
-        return nets
-
-    def refresh(self) -> None:
-        """Bring acting nets that are not the learner's own up to date."""
-        if self._mirror is not None:
-            self._mirror.load(self.learner.published.read())
+    def shapes(self) -> Shapes:
+        """Of the arrays that an actor hands over."""
+        state = self.algorithm.initial_state(self.learner.nets, 1)
+        return handover_shapes(self.spec, self.algorithm.plan(), self.config.envs_per_actor, state)
 
     def checkpoint_due(self) -> bool:
         """After so many steps, or so much time: an hour of a slow environment is not worth less than one of a fast."""
         steps, limits = self.journal.env_steps - self._saved_at, self.config.checkpoint
         return steps >= limits.every or (steps > 0 and self.clock() - self._saved_when >= 60 * limits.minutes)
 
-    def save(self, feed: Any, snapshots: Snapshots, last: bool = False) -> None:
-        """Write a checkpoint; a full disk is reported and training goes on, unless there is no next time."""
+    def checkpoint_if_due(self, table: Table, crew: Crew) -> None:
+        if table.settled and self.checkpoint_due():
+            self.save(crew, crew.snapshots if table.rounds else None)
+
+    def save(self, crew: Crew, states: Callable[[], States] | None, last: bool = False) -> None:
+        """Write a checkpoint; a full disk is reported and training goes on, unless there is no next time.
+
+        `states`: of the actors, if they can be restored exactly.
+        """
         journal = self.journal
         self._saved_at, self._saved_when = journal.env_steps, self.clock()
         try:
             with journal.split.stage("transfer"), self.reserve.lent():
-                states = snapshots()  # first: an actor that fails here takes what it holds back with it
-                journal.ledger.in_flight = feed.in_flight
-                self._write(states)
-                feed.save(last)
+                told: States = [None] * self.config.actors
+                if states is not None:
+                    told = states()  # first: an actor that fails here takes what it holds back with it
+                journal.count_in_flight()
+                self._write(told, crew.sequences)
+                if self.saver is not None:
+                    self.saver.save(journal.env_steps, self.signals, self.config.supervisor.grace, last)
         except StorageError as error:
             if last:
                 raise
             journal.say(f"checkpoint failed, training goes on: {error}")
 
-    def _write(self, snapshots: list[dict[str, Any] | None]) -> None:
+    def _write(self, snapshots: States, sequences: list[int]) -> None:
         journal = self.journal
         tensors, numbers = self.learner.state()
         if not self.learner.finite():
@@ -121,7 +126,7 @@ class Job:
         meta = {
             "learner": numbers,
             "journal": journal.state(),
-            "sequences": self.sequences,
+            "sequences": sequences,
             "states": {str(i): s for i, s in enumerate(snapshots)} if exact else {},
             "exact": exact,
         }
@@ -146,14 +151,21 @@ class Job:
                 "resuming begins new episodes"
             )
 
+    def tell_of(self, table: Table) -> None:
+        """Have the next record say what the table has to tell."""
+        if stats := table.stats():
+            self.journal.replay = stats | {"learner_idle": self.journal.idle_s / max(1e-9, self.journal.life_s)}
+        if self.saver is not None:
+            self.saver.complain()
+
     @contextmanager
-    def rescuing(self, feed: Any) -> Iterator[None]:
+    def running(self, table: Table, crew: Crew) -> Iterator[None]:
         """Around the loop: if environments end the run, what was learnt since the last checkpoint is saved first.
 
         So it is after gradients that are not finite, since they were refused; what they were made from is kept too.
-        In the loop, every record of the journal counts what waits in the feed.
+        In the loop, every record of the journal counts what waits in the table.
         """
-        self.journal.in_flight = lambda: feed.in_flight
+        self.journal.waiting = lambda: table.steps
         try:
             yield
         except (LearnerError, StorageError, CheckpointError):
@@ -161,20 +173,21 @@ class Job:
         except NumericError as error:
             if error.skips and self.learner.finite():
                 self._dump(error)
-                self._rescue(feed, error)
+                self._rescue(crew, error)
             raise
         except RookeryError as error:
-            self._rescue(feed, error)
+            self._rescue(crew, error)
             raise
         finally:
-            self.journal.in_flight = None  # it holds the feed, and a replay memory would wait for the collector
+            # They hold the table, and a replay memory would wait for the garbage collector.
+            self.journal.waiting = self.saver = None
 
-    def _rescue(self, feed: Any, error: RookeryError) -> None:
+    def _rescue(self, crew: Crew, error: RookeryError) -> None:
         """Save what was learnt since the last checkpoint, before the error ends the run."""
         if self.journal.env_steps <= self._kept_at:
             return
         try:
-            self.save(feed, lambda: [None] * self.config.actors, last=True)
+            self.save(crew, None, last=True)
             error.add_note(f"what was learnt is saved; go on with: rookery resume {quote(str(self.folder))}")
         except RookeryError as trouble:
             error.add_note(f"what was learnt since the last checkpoint could not be saved: {trouble}")
@@ -189,9 +202,10 @@ class Job:
             error.args = (f"{error}. The batch that did it is in {where}",)
         error.evidence = {}  # it may be a view of shared memory, which goes with the run
 
-    def close(self, feed: Any, snapshots: Snapshots) -> None:
+    def close(self, table: Table, crew: Crew) -> None:
         """The last checkpoint, and the books."""
-        self.save(feed, snapshots, last=True)
+        self.tell_of(table)
+        self.save(crew, crew.snapshots if table.rounds else None, last=True)
         ledger = self.journal.ledger
         if ledger.imbalance:
             raise LearnerError(f"the ledger does not balance by {ledger.imbalance} steps: {ledger.as_dict()}")
@@ -211,15 +225,15 @@ def restore(job: Job, saved: checkpoint.Checkpoint) -> None:
     if not numbers.exact:
         job.journal.say("the environments cannot be restored exactly: new episodes begin")
         return
-    states, lanes, builds = stored.actor_states(saved), job.config.envs_per_actor, not _queued(job.algorithm)
+    states, lanes, builds = (
+        stored.actor_states(saved),
+        job.config.envs_per_actor,
+        job.algorithm.plan().table.builds_items,
+    )
     own = job.algorithm.initial_state(job.learner.nets, lanes)
     for index, sequence in enumerate(job.sequences):
         try:
             check_state(states.get(str(index)), job.spec, lanes, own, sequence, builds)
         except CheckpointError as error:
             raise CheckpointError(f"checkpoint {saved.path}: actor {index}: {error}; {stored.FOREIGN}") from error
-    job.snapshots = [states[str(index)] for index in range(job.config.actors)]
-
-
-def _queued(algorithm: Algorithm) -> bool:
-    return isinstance(algorithm.plan().table, Queue)
+    job.states = [states[str(index)] for index in range(job.config.actors)]

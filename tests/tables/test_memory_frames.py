@@ -11,7 +11,7 @@ from support_parcels import MIXED, STACKED, VECTOR, Maker, replay, shapes_of
 from rookery.core.types import DataPlan, EnvSpec, Leaf, Sequences, Transitions
 from rookery.core.unroll import empty_unroll, unroll_shapes
 from rookery.tables.builder import make_builder, parcel_shapes
-from rookery.tables.replay import ReplayTable
+from rookery.tables.memory import ReplayMemory
 from rookery.tables.snapshot import allowance
 
 
@@ -46,7 +46,7 @@ def test_a_million_atari_transitions_fit_into_7_3_gigabytes():
         for sampler in SAMPLERS:
             plan = replay(n_step=3, capacity=1_000_000, sampler=sampler)
             shapes = parcel_shapes(spec, DataPlan(unroll, unroll, plan), lanes, {})
-            assert 7056 * 1_000_000 < ReplayTable.bytes_needed(plan, shapes, spec, actors) <= 7300 * 1_000_000
+            assert 7056 * 1_000_000 < ReplayMemory.bytes_needed(plan, shapes, spec, actors) <= 7300 * 1_000_000
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -56,7 +56,7 @@ def test_bytes_needed_are_about_those_taken(spec):
             plan = replay(capacity=5_000, sampler=sampler, remover=remover)
             table, shapes = table_of(plan, SPECS[spec]), shapes_of(SPECS[spec], plan, 4, 6)
             real = held(table, set())
-            assert ReplayTable.bytes_needed(plan, shapes, SPECS[spec], 2) == pytest.approx(real, rel=0.03)
+            assert ReplayMemory.bytes_needed(plan, shapes, SPECS[spec], 2) == pytest.approx(real, rel=0.03)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -65,15 +65,15 @@ def test_bytes_to_save_are_the_vectors_and_what_may_be_held_aside(spec):
         for remover in REMOVERS if spec == "vector" else REMOVERS[:2]:
             plan = replay(capacity=60, sampler=sampler, remover=remover)
             maker = Maker(SPECS[spec], plan, 20, 20, 0, [0], 5)
-            table = ReplayTable(plan, maker.shapes, SPECS[spec], 2, 0)
+            table = ReplayMemory(plan, maker.shapes, SPECS[spec], 2, 0)
             for _ in range(5):
                 table.insert(maker.make(20, 20)[0], 0)
                 vectors = sum(vector.nbytes for vector in table.vectors().values())
-                extra = ReplayTable.bytes_to_save(plan, maker.shapes, SPECS[spec], 2) - allowance(0)
+                extra = ReplayMemory.bytes_to_save(plan, maker.shapes, SPECS[spec], 2) - allowance(0)
                 assert 0.5 * extra < vectors <= extra
             memory = replay(capacity=10**9, sampler=sampler, remover=remover)
-            arrays = ReplayTable.bytes_needed(memory, maker.shapes, SPECS[spec], 2)
-            assert ReplayTable.bytes_to_save(memory, maker.shapes, SPECS[spec], 2) > arrays / 25
+            arrays = ReplayMemory.bytes_needed(memory, maker.shapes, SPECS[spec], 2)
+            assert ReplayMemory.bytes_to_save(memory, maker.shapes, SPECS[spec], 2) > arrays / 25
 
 
 def held(thing: object, seen: set[int]) -> int:
@@ -140,7 +140,7 @@ def test_a_memory_of_frames_holds_all_the_items_it_was_made_for(actors, lanes, u
     memory = replay(n_step=n_step, capacity=700, batch=64, remover=remover)
     plan, lengths = DataPlan(unroll, unroll, memory), (128, 131, 300)
     shapes = parcel_shapes(spec, plan, lanes, {})
-    table = ReplayTable(memory, shapes, spec, actors, seed=3)
+    table = ReplayMemory(memory, shapes, spec, actors, seed=3)
     films = [Film(plan, spec, lanes, index * lanes, lengths) for index in range(actors)]
     builders = [make_builder(spec, plan, lanes) for _ in range(actors)]
     parcel = {path: np.zeros(shape, dtype) for path, (shape, dtype) in shapes.items()}
@@ -172,7 +172,7 @@ def test_sequences_of_frames_are_rebuilt_row_by_row(actors, lanes, unroll):
     memory = replay(sequence=8, burn_in=4, overlap=4, capacity=60, batch=16)
     plan, lengths = DataPlan(unroll, 1, memory), (97, 3, 150)
     shapes = parcel_shapes(spec, plan, lanes, {})
-    table = ReplayTable(memory, shapes, spec, actors, seed=3)
+    table = ReplayMemory(memory, shapes, spec, actors, seed=3)
     films = [Film(plan, spec, lanes, index * lanes, lengths) for index in range(actors)]
     builders = [make_builder(spec, plan, lanes) for _ in range(actors)]
     parcel = {path: np.zeros(shape, dtype) for path, (shape, dtype) in shapes.items()}

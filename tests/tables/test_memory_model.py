@@ -13,7 +13,7 @@ from support_parcels import replay
 from rookery.core import tree
 from rookery.core.errors import CheckpointError
 from rookery.storage.codec import decode_tree, encode_tree
-from rookery.tables.replay import ReplayTable, Sample
+from rookery.tables.memory import ReplayMemory, Sample
 
 
 @pytest.mark.parametrize("remover", REMOVERS)
@@ -27,7 +27,7 @@ def test_a_table_is_what_a_list_of_items_would_be(remover, memory, kind, spec, t
         model.check()
 
 
-def twin(table: ReplayTable, fresh: ReplayTable) -> ReplayTable:
+def twin(table: ReplayMemory, fresh: ReplayMemory) -> ReplayMemory:
     """A copy of a table by way of what a checkpoint would hold."""
     part, tensors = encode_tree(table.state())
     for name, array in table.arrays().items():

@@ -15,7 +15,7 @@ from support_parcels import STACKED, VECTOR, Maker, replay
 
 from rookery.core.errors import StorageError
 from rookery.tables import snapshot as snapshots
-from rookery.tables.replay import ReplayTable
+from rookery.tables.memory import ReplayMemory
 from rookery.tables.ring import Packed
 from rookery.tables.snapshot import CHUNK, Snapshot, _Part, allowance
 
@@ -338,7 +338,7 @@ def test_taking_one_of_a_replay_table_copies_nothing_that_grows_with_it(sampler,
     spec = VECTOR if remover == "inverse" else STACKED
     memory = {"capacity": 200_000, "sampler": sampler, "remover": remover, "compress": compress}
     maker = Maker(spec, replay(**memory), 4000, 4000, 0, [0], 9)
-    table, taken = ReplayTable(maker.plan, maker.shapes, spec, 1, 0), []
+    table, taken = ReplayMemory(maker.plan, maker.shapes, spec, 1, 0), []
     for _ in range(5):
         table.insert(maker.make(4000, 4000)[0], 0)
     whole = sum(vector.nbytes for vector in table.vectors().values())

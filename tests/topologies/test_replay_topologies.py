@@ -18,7 +18,7 @@ import torch
 import rookery
 from rookery.core.errors import CheckpointError, UsageError
 from rookery.storage import checkpoint, replay_writer
-from rookery.tables.replay import ReplayTable
+from rookery.tables.memory import ReplayMemory
 from rookery.topologies import feed as feed_module
 from rookery.topologies import local
 from rookery.topologies.feed import ReplayFeed
@@ -171,7 +171,7 @@ def test_free_running_actors_are_never_held_back(tmp_path):
 @pytest.mark.parametrize("topology", ["serial", "local"])
 def test_priorities_are_written_back_weights_annealed_and_the_memory_trimmed(tmp_path, monkeypatch, topology):
     drawn, trimmed = [], []
-    sample, remove_to_fit = ReplayTable.sample, ReplayTable.remove_to_fit
+    sample, remove_to_fit = ReplayMemory.sample, ReplayMemory.remove_to_fit
 
     def watched_sample(table, progress):
         drawn.append(progress)
@@ -183,8 +183,8 @@ def test_priorities_are_written_back_weights_annealed_and_the_memory_trimmed(tmp
         trimmed.append((before, len(table)))
         return more
 
-    monkeypatch.setattr(ReplayTable, "sample", watched_sample)
-    monkeypatch.setattr(ReplayTable, "remove_to_fit", watched_trim)
+    monkeypatch.setattr(ReplayMemory, "sample", watched_sample)
+    monkeypatch.setattr(ReplayMemory, "remove_to_fit", watched_trim)
     replay = REPLAY | {"samples_per_insert": 4.0, "slack": 64.0, "capacity": 300, "remover": "soft", "remove_every": 5}
     algo = {"unroll": 5, "replay": replay | {"sampler": "proportional", "start": "max"}}
     run = train(tmp_path, "run", "dqn", "CartPole-v1", topology=topology, env_steps=1500, algo=algo)
@@ -198,7 +198,7 @@ def test_priorities_are_written_back_weights_annealed_and_the_memory_trimmed(tmp
 @pytest.mark.parametrize("topology", ["serial", "local"])
 def test_where_loaders_wait_the_memory_is_trimmed_piece_by_piece(tmp_path, monkeypatch, topology):
     """In turns nobody waits, and what is removed at once decides what a uniform sampler draws."""
-    calls, remove_to_fit = [], ReplayTable.remove_to_fit
+    calls, remove_to_fit = [], ReplayMemory.remove_to_fit
 
     def watched_trim(table, most=None):
         before = len(table)
@@ -206,7 +206,7 @@ def test_where_loaders_wait_the_memory_is_trimmed_piece_by_piece(tmp_path, monke
         calls.append((most, before - len(table), more, len(table) > 300))
         return more
 
-    monkeypatch.setattr(ReplayTable, "remove_to_fit", watched_trim)
+    monkeypatch.setattr(ReplayMemory, "remove_to_fit", watched_trim)
     monkeypatch.setattr(feed_module, "PIECE", 7)
     replay = REPLAY | {"samples_per_insert": 4.0, "capacity": 300, "remover": "soft", "remove_every": 5}
     algo = {"unroll": 5, "replay": replay | ({"slack": 64.0} if topology == "local" else {})}
@@ -221,13 +221,13 @@ def test_where_loaders_wait_the_memory_is_trimmed_piece_by_piece(tmp_path, monke
 def test_an_actor_looks_at_the_weights_after_as_many_rows_as_it_is_told(tmp_path, monkeypatch):
     """Rows without a step count: CartPole's episodes end all the time, and put nothing off."""
     versions: dict[int, list[int]] = {0: [], 1: []}
-    insert = ReplayTable.insert
+    insert = ReplayMemory.insert
 
     def watched(table, parcel, actor):
         versions[actor].append(int(parcel["version"][parcel["count"][0] - 1]))  # the first may be of the last unroll
         insert(table, parcel, actor)
 
-    monkeypatch.setattr(ReplayTable, "insert", watched)
+    monkeypatch.setattr(ReplayMemory, "insert", watched)
     monkeypatch.setattr(local, "PUBLISH", 0.0)  # there is always something new to see
     algo = APEX | {"n_step": 1, "refresh": 40}  # four unrolls of 5 rows of 2 environments
     train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=3000, algo=algo)
@@ -377,13 +377,13 @@ def test_a_signal_during_the_last_save_is_heard(tmp_path, monkeypatch):
 @pytest.mark.parametrize("topology", ["serial", "local"])
 def test_the_memory_goes_with_the_run_and_does_not_wait_for_the_collector(tmp_path, monkeypatch, topology):
     """It may be most of the machine's: whoever trains twice in one process cannot wait until somebody tidies up."""
-    made, init = [], ReplayTable.__init__
+    made, init = [], ReplayMemory.__init__
 
     def seen(table, *args):
         made.append(weakref.ref(table))
         init(table, *args)
 
-    monkeypatch.setattr(ReplayTable, "__init__", seen)
+    monkeypatch.setattr(ReplayMemory, "__init__", seen)
     gc.disable()
     try:
         train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology=topology, env_steps=400, algo={"replay": REPLAY})

@@ -10,7 +10,7 @@ from support_parcels import STACKED, VECTOR, replay, shapes_of
 
 from rookery.core.errors import UsageError
 from rookery.core.machine import Machine
-from rookery.tables.replay import ReplayTable
+from rookery.tables.memory import ReplayMemory
 from rookery.topologies import feed
 from rookery.topologies.feed import check_room
 
@@ -30,7 +30,7 @@ def have(tmp_path, monkeypatch):
 
 def bytes_of(plan, spec=VECTOR) -> tuple[int, int]:
     shapes = shapes_of(spec, plan, 4, 6)
-    return ReplayTable.bytes_needed(plan, shapes, spec), ReplayTable.bytes_to_save(plan, shapes, spec)
+    return ReplayMemory.bytes_needed(plan, shapes, spec), ReplayMemory.bytes_to_save(plan, shapes, spec)
 
 
 def check(plan, spec=VECTOR, **more) -> None:
@@ -87,9 +87,9 @@ def test_where_nothing_fits_no_capacity_is_advised(have):
 def test_more_actors_need_more_frames(have):
     plan, spec = replay(capacity=2 * MILLION), STACKED
     shapes = shapes_of(spec, plan, 100, 200)
-    one, many = (ReplayTable.bytes_needed(plan, shapes, spec, actors) for actors in (1, 50))
+    one, many = (ReplayMemory.bytes_needed(plan, shapes, spec, actors) for actors in (1, 50))
     assert many > one + 100_000
-    extra = ReplayTable.bytes_to_save(plan, shapes, spec) + feed.memory_file.BUFFERS
+    extra = ReplayMemory.bytes_to_save(plan, shapes, spec) + feed.memory_file.BUFFERS
     have((one + extra) / 0.9 + 50_000)
     check_room(plan, shapes, spec, actors=1)
     with pytest.raises(UsageError):

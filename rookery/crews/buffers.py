@@ -1,4 +1,4 @@
-"""The memory that one crew and its learner share: slots for unrolls, the board with the weights, the workers' pulse.
+"""The memory that a crew and its workers share: slots for unrolls, the weights, and a heartbeat of each worker.
 
 Descriptors exist from the start, so that processes can be started with them; the memory behind them once it is known
 how large everything is.
@@ -14,7 +14,7 @@ from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
 from rookery.roles.producer import Shapes
 
 
-class Arena:
+class SharedBuffers:
     slots: Slots
     board: WeightBoard
     pulse: Pulse

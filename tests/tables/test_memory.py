@@ -11,10 +11,10 @@ from support_memory import REMOVERS, SAMPLERS, alive, filled, keys_of, put, tabl
 from support_parcels import SERIAL, STACKED, replay
 
 from rookery.core.errors import NumericError, UsageError
-from rookery.tables.replay import ReplayTable
+from rookery.tables.memory import ReplayMemory
 
 
-def fix_draw(table: ReplayTable, ids: list[int]) -> None:
+def fix_draw(table: ReplayMemory, ids: list[int]) -> None:
     """Have the next draws return these items, with their true probabilities."""
     slots = keys_of(table, *ids).slot
     mass = table._priority[slots].astype(np.float64) ** table.memory.alpha
@@ -25,7 +25,7 @@ def fix_draw(table: ReplayTable, ids: list[int]) -> None:
 # Importance weights: P55, P56, P60
 
 
-def per_table(batch: int = 4, **memory) -> ReplayTable:
+def per_table(batch: int = 4, **memory) -> ReplayMemory:
     """PER1: p = 1..4, alpha .6, beta .4; four items in a memory of eight."""
     settings = {"sampler": "proportional", "alpha": 0.6, "beta": 0.4, "beta_end": None, "start": "actor"}
     return filled(replay(capacity=8, batch=batch, **(settings | memory)), [1.0, 2.0, 3.0, 4.0])

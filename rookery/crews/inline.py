@@ -1,0 +1,204 @@
+"""Actors that are objects in the learner's own process: deterministic, and easy to debug.
+
+Each has its own environments, and acts when its turn comes. If its environments fail they are recreated. Where actors
+may run ahead of the learner (a table with lag), what they have filled arrives in a random order that the seed decides,
+so that even such a run repeats bit for bit.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from rookery.core.config import RunConfig
+from rookery.core.errors import EnvError
+from rookery.core.seeding import seed_of
+from rookery.core.types import Delivery, EnvSpec, Failure
+from rookery.crews.crew import Setup, States
+from rookery.envs.lanes import Lanes
+from rookery.envs.make import make
+from rookery.processes.faults import FaultPlan, InjectedFault
+from rookery.processes.orphans import MarkedHere
+from rookery.processes.signals import Signals
+from rookery.processes.threads import Threads, available_cores
+from rookery.processes.worker import Restarts
+from rookery.roles.learner import Learner
+from rookery.roles.producer import Arrays, Producer, empty_arrays
+from rookery.roles.weights import Published
+
+
+class InlineCrew:
+    """Context manager: makes the environments, and closes them, with everything that they have started."""
+
+    parallel = 1
+
+    def __init__(self, config: RunConfig, signals: Signals):
+        self.config, self._signals = config, signals
+        self.marked = MarkedHere()  # what the environments start ends with them
+        self.version: int | None = None
+        self.openings: deque[int] = deque()
+        self._lanes: list[Lanes] = []
+        self._producers: list[Producer] = []
+        limits = config.supervisor
+        self._restarts = [Restarts(limits.restarts, limits.window) for _ in range(config.actors)]
+        self._incarnation = [0] * config.actors
+        self._plan = FaultPlan.parse(config.fault_plan)
+        self._orders: deque[int] = deque()
+        self._filled: list[Delivery] = []  # not arrived yet
+        self._chance = random.Random(seed_of(config.seed, "arrivals"))
+
+    def __enter__(self) -> InlineCrew:
+        self.marked.__enter__()
+        try:
+            with self._signals.interruptible(self.config.supervisor.grace / 3):
+                for _ in range(self.config.actors):
+                    self._lanes.append(self._make())
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            for lanes in self._lanes:
+                lanes.close()
+        finally:
+            self.marked.__exit__()
+
+    def _make(self) -> Lanes:
+        # Environments with threads of their own may use every core here; what they compute does not depend on it.
+        return make(self.config, self.config.envs_per_actor, threads=available_cores())
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._lanes[0].spec
+
+    def open(self, setup: Setup, learner: Learner, threads: Threads, in_order: bool) -> None:
+        """`in_order`: unrolls arrive in the order of the orders, and not in a random one."""
+        self._setup, self._threads, self._in_order = setup, threads, in_order
+        nets = self._nets(learner)
+        self.sequences = list(setup.sequences)
+        self._free = [empty_arrays(setup.shapes) for _ in range(self.config.actors * setup.ahead)]
+        for index, lanes in enumerate(self._lanes):
+            producer = Producer(setup.algorithm, nets, lanes, self.config.seed, index, setup.say)
+            producer.recover = partial(self._recover, index)
+            self._producers.append(producer)
+        self._threads.acting()
+        for producer in self._producers:
+            self._begin(producer)
+        self.openings.extend(list(range(self.config.actors)) * setup.ahead)
+
+    def _nets(self, learner: Learner) -> nn.ModuleDict:
+        """Those that act: the learner's own, or a copy if these live on another device."""
+        self._mirror: Published | None = None
+        if learner.device.type == "cpu":
+            return learner.nets
+        nets = learner.algorithm.nets()
+        self._mirror = Published(learner.algorithm, nets)
+        return nets
+
+    def apart(self, learner: Learner) -> Learner:
+        """The learner, whose updates may start processes that do not end with the environments: those of a compiler."""
+        learner.step = self.marked.paused(learner.step)
+        return learner
+
+    # At work
+
+    @property
+    def ordered(self) -> int:
+        return len(self._orders) + len(self._filled)
+
+    @property
+    def busy(self) -> bool:
+        return self.ordered > 0
+
+    def order(self, actor: int, progress: float) -> None:
+        self._orders.append(actor)
+
+    def publish(self, read: Callable[[], torch.Tensor], version: int) -> None:
+        if self._mirror is not None:
+            self._mirror.load(read())
+        self.version = version
+
+    def arrived(self, patience: float) -> list[Delivery]:
+        if self._orders:
+            self._threads.acting()
+        while self._orders:
+            self._fill(self._producers[self._orders.popleft()])
+        if self._in_order or not self._filled:
+            arrived, self._filled = self._filled, []
+            return arrived
+        return [self._filled.pop(self._chance.randrange(len(self._filled)))]
+
+    def _fill(self, producer: Producer) -> None:
+        """What an actor that fails was to fill is ordered again, as it is of a process."""
+        actor, arrays = producer.index, self._free.pop()
+        try:
+            report = producer.fill(arrays, self.version or 0, self._tick(producer))
+        except (EnvError, InjectedFault) as error:
+            self._release(actor, arrays)
+            self._fail(producer, error)
+            self._begin(producer)
+            return
+        self._restarts[actor].worked()
+        self.sequences[actor] += 1
+        release = partial(self._release, actor, arrays)
+        self._filled.append(Delivery(actor, self.sequences[actor] - 1, arrays, report, release))
+
+    def _release(self, actor: int, arrays: Arrays) -> None:
+        self._free.append(arrays)
+        self.openings.append(actor)
+
+    def snapshots(self) -> States:
+        return [producer.snapshot() for producer in self._producers]
+
+    def finish(self) -> None:
+        pass
+
+    # Failures
+
+    def _begin(self, producer: Producer) -> None:
+        """Start its environments, on new ones if these fail."""
+        while True:
+            try:
+                return self._start(producer)
+            except (EnvError, InjectedFault) as error:
+                self._fail(producer, error)
+
+    def _fail(self, producer: Producer, cause: EnvError | InjectedFault) -> None:
+        error = cause if isinstance(cause, EnvError) else EnvError(str(cause), "worker_error")
+        self._wait_after(producer.index, error, "replaced", replaced=True)
+        self._incarnation[producer.index] += 1
+
+    def _start(self, producer: Producer) -> None:
+        index, incarnation = producer.index, self._incarnation[producer.index]
+        if incarnation:
+            self._lanes[index].close()
+            self._lanes[index] = producer.actor.lanes = self._make()
+        state = self._setup.states[index] if self._setup.states and incarnation == 0 else None
+        producer.begin(self.sequences[index], f"{self.sequences[index]}.{incarnation}", state)
+
+    def _recover(self, index: int, error: EnvError) -> None:
+        """Single environments of an actor failed and will be recreated."""
+        self._wait_after(index, error, "recreated", replaced=False)
+
+    def _wait_after(self, index: int, error: EnvError, what: str, replaced: bool) -> None:
+        delay = self._restarts[index].next(error)  # raises the error itself once there were too many
+        message = f"{what} in {delay:.1f} s: {error}"
+        self._setup.failed(Failure(index, error.steps, error.reason, message, replaced))
+        time.sleep(delay)
+
+    def _tick(self, producer: Producer) -> Callable[[int], None] | None:
+        if not self._plan:
+            return None
+        actor = producer.actor
+        before = actor.sequence * actor.plan.unroll
+        return lambda row: self._plan.fire(
+            "actor", actor.index, before + row, actor.sequence, self._incarnation[actor.index]
+        )

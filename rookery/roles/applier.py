@@ -1,0 +1,42 @@
+"""The learner's role where others compute the gradients: it owns the weights and the one optimiser, and applies.
+
+It looks like a learner to the training loop; what it is handed is a gradient instead of a batch.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rookery.core.errors import NumericError
+from rookery.core.types import StepReport
+from rookery.roles.learner import Learner
+from rookery.roles.weights import Whole
+from rookery.tables.gradients import Gradient
+
+
+class Applier:
+    def __init__(self, learner: Learner):
+        self.learner, self._whole = learner, Whole(learner)
+        self.size, self.floats = self._whole.gradients, self._whole.size  # of a gradient, and of the weights
+
+    @property
+    def version(self) -> int:
+        return self.learner.version
+
+    @property
+    def updates(self) -> int:
+        return self.learner.updates
+
+    def step(self, batch: Gradient, progress: float, tell: bool = True) -> StepReport:
+        try:
+            norms = self.learner.accept(batch.vector, progress)
+        except NumericError as error:
+            error.evidence = {"gradient": batch.vector}
+            raise
+        return StepReport(batch.metrics | {name: float(norm) for name, norm in norms.items()})
+
+    def read(self) -> torch.Tensor:
+        return self._whole.read()
+
+    def check_finite(self) -> None:
+        self.learner.check_finite()

@@ -1,0 +1,164 @@
+"""The one training loop: order, take what has arrived, train on what is due, publish, checkpoint.
+
+All topologies run it. They differ in who acts (a crew), where data waits (a table) and who trains: a `Learner`, or an
+`Applier` of gradients that workers have computed. The table decides who may act and what is trained on next; the crew
+waits. The loop knows neither processes nor algorithms.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+from rookery.core.errors import NumericError
+from rookery.core.types import Failure, Sample, StepReport
+from rookery.crews.crew import Crew, Setup
+from rookery.roles.producer import Shapes
+from rookery.tables.factory import make_table
+from rookery.tables.table import Table
+from rookery.topologies.job import Job
+from rookery.topologies.resume import restore_table
+
+
+class Trainer(Protocol):
+    @property
+    def version(self) -> int: ...
+    @property
+    def updates(self) -> int: ...
+    def step(self, batch: Any, progress: float, tell: bool = True) -> StepReport: ...
+    def read(self) -> torch.Tensor: ...
+    def check_finite(self) -> None: ...
+
+
+def prepare(job: Job, table: Table, shapes: Shapes, floats: int) -> Setup:
+    """What a crew must know; the journal and the table are told of its failures."""
+
+    def failed(failure: Failure) -> None:
+        journal.failed(failure, table.lost(failure.actor) if failure.replaced else 0)
+
+    journal = job.journal
+    journal.paced_by_env = table.paced_by_env
+    return Setup(job.algorithm, shapes, floats, table.ahead, job.sequences, job.states, failed, journal.say)
+
+
+def table_of(job: Job, shapes: Shapes, alone: bool) -> Table:
+    """The table that the algorithm's plan asks for, as the checkpoint left it if the run is resumed."""
+    config = job.config
+    table = make_table(job.algorithm.plan(), shapes, job.spec, config.actors, config.seed, alone)
+    restore_table(job, table)
+    return table
+
+
+def run(job: Job, crew: Crew, table: Table, trainer: Trainer) -> Job:
+    loop = Loop(job, crew, table, trainer)
+    job.journal.begin()
+    with job.reserve, job.running(table, crew):
+        while job.goes_on() or crew.busy or table.due:
+            if job.stopping:
+                table.stop()
+            elif not table.rounds and not job.goes_on():
+                crew.finish()  # a round is completed, with replacements if need be
+            loop.supply()
+            loop.collect()
+            loop.learn()
+            job.checkpoint_if_due(table, crew)
+            loop.report()
+        table.close()
+        loop.count_losses()
+        job.close(table, crew)
+    return job
+
+
+class Loop:
+    def __init__(self, job: Job, crew: Crew, table: Table, trainer: Trainer):
+        self.job, self.crew, self.table, self.trainer = job, crew, table, trainer
+        self._unroll = job.algorithm.plan().unroll * job.config.envs_per_actor
+        self._published = -float("inf")
+
+    def supply(self) -> None:
+        """Order from every actor that the table wants more of, as long as its steps are within the run's length."""
+        job, crew, table = self.job, self.crew, self.table
+        if job.stopping:
+            return
+        for _ in range(len(crew.openings)):
+            coming = 0 if table.rounds else crew.ordered * self._unroll
+            going = job.goes_on() and job.journal.env_steps + coming < job.config.env_steps
+            if table.wants(crew.openings[0], going):
+                self.publish()
+                actor = crew.openings.popleft()
+                crew.order(actor, job.journal.progress)
+                table.ordered(actor, crew.version or 0)
+            elif going:
+                return
+            else:
+                crew.openings.rotate(-1)
+
+    def publish(self) -> None:
+        """Before an order, if there is something new, and the table does not ask for less."""
+        version, now = self.trainer.version, perf_counter()
+        if version == self.crew.version or now - self._published < self.table.publish_every:
+            return
+        self._published = now
+        with self.job.journal.split.stage("transfer"):
+            if self.table.publish_every:  # otherwise every update is checked
+                self.trainer.check_finite()
+            self.crew.publish(self.trainer.read, version)
+
+    def collect(self) -> None:
+        """Take what has arrived; wait for it only if there is nothing to train on."""
+        journal, crew, overlaps = self.job.journal, self.crew, not self.table.rounds
+        patience = self.table.patience
+        with journal.collecting(overlaps, waits=patience > 0):
+            deliveries = crew.arrived(patience)
+        for delivery in deliveries:
+            journal.told(delivery.actor, delivery.report, crew.parallel, overlaps)
+            with journal.split.stage("transfer"):
+                self.table.insert(delivery)
+        if deliveries:
+            self.count_losses()
+
+    def learn(self) -> None:
+        job, journal, table, trainer = self.job, self.job.journal, self.table, self.trainer
+        waiting = len(table)
+        with journal.split.stage("transfer"):
+            sample = table.next(trainer.version, journal.progress)
+        if sample is None:
+            return
+        due = journal.due
+        lags = trainer.version - sample.versions
+        report = self._step(sample, tell=due or not table.small_updates)
+        with journal.split.stage("transfer"):
+            priorities = None if report.priorities is None else report.priorities.numpy()
+            table.update(sample, priorities, trainer.version)
+        journal.trained(sample.fresh, lags, report, trainer.updates)
+        self.count_losses()
+        if due:
+            journal.queue_depth = waiting
+            for text in job.algorithm.remarks(report.metrics):
+                journal.say(text)
+
+    def _step(self, sample: Sample, tell: bool) -> StepReport:
+        job, journal = self.job, self.job.journal
+        with journal.split.stage("learn"):
+            job.threads.learning()
+            try:
+                # The progress before this batch: never quite 1.
+                return self.trainer.step(sample.batch, journal.progress, tell=tell)
+            except NumericError:
+                journal.ledger.drop(sample.fresh, "numeric")
+                raise
+
+    def count_losses(self) -> None:
+        """Write what the table has lost into the ledger."""
+        ledger, losses = self.job.journal.ledger, self.table.losses()
+        ledger.evicted += losses.evicted
+        for reason, steps in losses.dropped.items():
+            ledger.drop(steps, reason)
+
+    def report(self) -> None:
+        journal = self.job.journal
+        if journal.due:
+            self.job.tell_of(self.table)
+            journal.report()

@@ -1,0 +1,51 @@
+"""What a table holds when a run goes on from a checkpoint, and the steps that did not come along."""
+
+from __future__ import annotations
+
+from shlex import quote
+
+from rookery.core.errors import CheckpointError
+from rookery.tables.memory import ReplayMemory
+from rookery.tables.table import Table
+from rookery.topologies.job import Job
+from rookery.topologies.replay_saver import ReplaySaver
+
+
+def restore_table(job: Job, table: Table) -> None:
+    """Fill a fresh table, and settle the ledger: of what was in flight at the checkpoint, the rest is lost."""
+    journal = job.journal
+    journal.pending = {
+        actor: int(state["pending"]) for actor, state in enumerate(job.states) if state and "pending" in state
+    }
+    if table.memory is not None:
+        job.saver = ReplaySaver(job.folder, table.memory, table.snapshot, journal.say)
+        _restore_memory(job, job.saver, table.memory)
+    elif table.rounds:
+        _check_in_step(job)
+    kept, known = table.steps + sum(journal.pending.values()), journal.ledger.in_flight
+    if kept > known:
+        raise CheckpointError(
+            f"{kept} environment steps wait in the replay memory and with the actors, and the checkpoint knows of "
+            f"{known}: the two are not of one run. Go on with an empty memory: "
+            f"rm -r {quote(str(job.folder / 'replay'))}"
+        )
+    journal.settle(kept)
+    table.losses()  # evictions of earlier lives are in the ledger
+
+
+def _restore_memory(job: Job, saver: ReplaySaver, memory: ReplayMemory) -> None:
+    """Take back the memory saved with the checkpoint, or the nearest one; if there is none, it is filled anew."""
+    if job.resumed_at is None:
+        return
+    same = saver.restore(job.resumed_at, job.learner.version, job.warn)
+    if not same or not job.states:  # actors go on where they were, or begin anew: not where this memory ends
+        for actor in range(job.config.actors):
+            memory.forget(actor)
+
+
+def _check_in_step(job: Job) -> None:
+    """Where a batch is one unroll of every actor, all are at the same one."""
+    if not job.states:  # an actor may have been lost in the end, and lag behind: all begin anew, together
+        job.sequences = [max(job.sequences)] * len(job.sequences)
+    elif len(set(job.sequences)) > 1:
+        raise CheckpointError(f"the checkpoint's actors are at unrolls {job.sequences[:8]}: not at the same one")
