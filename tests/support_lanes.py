@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from rookery.algorithms.ppo import PPO, PPOConfig
+from rookery.core import tree
 from rookery.core.config import NetConfig
-from rookery.core.types import ActionSpec, ActorReport, EnvSpec, Leaf, Unroll
+from rookery.core.types import ActionSpec, ActorReport, Delivery, EnvSpec, Leaf, Unroll
 from rookery.core.unroll import empty_unroll, unroll_shapes
 from rookery.envs.lanes import LaneFault, Lanes
 from rookery.roles.actor import Actor
 from rookery.roles.learner import Learner
-from rookery.tables.queue import QueueTable
+from rookery.tables.queue import RoundQueue
 
 DISCRETE = ActionSpec("discrete", choices=(3,), starts=(0,))
 MULTI = ActionSpec("multi", choices=(2, 3), starts=(0, 0))
@@ -245,7 +246,7 @@ class Rig:
     learner: Learner
     actors: list[Actor]
     buffers: list[Unroll]
-    table: QueueTable
+    table: RoundQueue
     reports: list[ActorReport] = field(default_factory=list)
 
     def collect(self) -> Unroll:
@@ -253,14 +254,23 @@ class Rig:
         for actor, buffer in zip(self.actors, self.buffers):
             sequence = actor.sequence
             self.reports.append(actor.unroll(buffer, self.learner.version))
-            self.table.insert(buffer, actor.index, sequence)
-        return self.table.sample()
+            self.table.ordered(actor.index, self.learner.version)
+            self.table.insert(delivered(actor.index, sequence, buffer, self.reports[-1]))
+        sample = self.table.next(self.learner.version, 0.0)
+        assert sample is not None
+        return sample.batch
 
     def update(self, progress: float = 0.0):
         return self.learner.step(self.collect(), progress)
 
     def prepared(self, batch: Unroll):
         return self.algorithm.prepare(self.learner.nets, batch, lambda x: x)
+
+
+def delivered(actor: int, sequence: int, unroll: Unroll, report: ActorReport) -> Delivery:
+    """An unroll of numpy arrays as a crew hands it over."""
+    arrays = {path: leaf for path, leaf in tree.flatten(vars(unroll)).items() if isinstance(leaf, np.ndarray)}
+    return Delivery(actor, sequence, arrays, report, lambda: None)
 
 
 SMALL = PPOConfig(unroll=6, chunk=3, epochs=2, minibatches=2)
@@ -297,7 +307,7 @@ def build(
     shapes = unroll_shapes(made[0].spec, algorithm.plan(), made[0].count, state)
     for actor in workers:
         actor.reset()
-    return Rig(algorithm, learner, workers, [empty_unroll(shapes) for _ in workers], QueueTable(actors))
+    return Rig(algorithm, learner, workers, [empty_unroll(shapes) for _ in workers], RoundQueue(actors))
 
 
 def shaken(learner: Learner, amount: float) -> None:

@@ -12,7 +12,7 @@ from support_parcels import MIXED, STACKED, VECTOR, Maker, shapes_of
 
 from rookery.core import tree
 from rookery.core.types import EnvSpec, Replay, Sequences, Transitions
-from rookery.tables.memory import Keys, ReplayMemory, Sample
+from rookery.tables.memory import Drawn, Keys, ReplayMemory
 
 SPECS = {"vector": VECTOR, "stacked": STACKED, "mixed": MIXED}
 
@@ -157,7 +157,7 @@ class Model:
         self.makers[actor].restart()
         self.place[actor] = []
 
-    def sample(self, progress: float) -> Sample | None:
+    def sample(self, progress: float) -> Drawn | None:
         assert self.table.can_insert() and self.table.can_sample() == (len(self.items) >= self.memory.min_size)
         if not self.table.can_sample():
             return None

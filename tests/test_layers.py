@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipes": {"core"},
     "storage": {*LOWER, "roles", "metrics"},
     "metrics": {"core", "storage.folder"},
-    "crews": {*LOWER, *SERVICES, "topologies"},
+    "crews": {*LOWER, *SERVICES},
     "topologies": {*LOWER, *SERVICES, "crews"},
     **dict.fromkeys(TOP, EVERYTHING),
 }

@@ -47,7 +47,7 @@ class GradientTable(Plain):
 
     @property
     def due(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting) or any(self._more)
 
     @property
     def settled(self) -> bool:
@@ -55,7 +55,7 @@ class GradientTable(Plain):
 
     @property
     def patience(self) -> float:
-        return 0.0 if self.due else POLL
+        return 0.0 if self._waiting else POLL
 
     def wants(self, actor: int, going: bool) -> bool:
         """While there are steps to take, and then as long as the worker can draw what is due for those it took."""
@@ -114,6 +114,9 @@ class GradientTable(Plain):
 
     def losses(self) -> Losses:
         return self._losses.taken()
+
+    def stop(self) -> None:
+        self._more = [False] * len(self._more)  # the workers' memories are not part of checkpoints
 
 
 def _report(delivery: Delivery) -> GradientReport:

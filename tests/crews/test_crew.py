@@ -15,10 +15,11 @@ from typing import Any
 
 import gymnasium
 import pytest
+from rookery.crews.local_actor import body
+from rookery.topologies.feed import ReplayFeed
 
 import rookery
 from rookery.core.errors import EnvError
-from rookery.crews.local_actor import body
 from rookery.crews.process import Crew
 from rookery.envs.scripted import Counter
 from rookery.pipes.shm import Slots
@@ -26,7 +27,6 @@ from rookery.processes.child import serve
 from rookery.processes.signals import Patience, Signals, Stopped
 from rookery.storage import checkpoint
 from rookery.topologies import local
-from rookery.topologies.feed import ReplayFeed
 
 LONG = 120.0  # seconds: never reached unless something is broken
 REPLAY = {"min_size": 100, "batch": 16, "capacity": 600, "samples_per_insert": 2.0}

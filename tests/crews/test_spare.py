@@ -10,12 +10,12 @@ from typing import Any
 
 import gymnasium
 import pytest
+from rookery.crews.staff import Staff
 
 import rookery
 from rookery.core.errors import RookeryError
 from rookery.crews import staff
 from rookery.crews.process import Crew
-from rookery.crews.staff import Staff
 from rookery.processes import spare
 from rookery.processes.signals import Signals
 from rookery.processes.spare import AFTER, TRIES, Spare

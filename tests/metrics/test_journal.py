@@ -6,16 +6,17 @@ import copy
 import dataclasses
 import json
 from types import SimpleNamespace
+from unittest import mock
 
+import numpy as np
 import pytest
-import torch
 
 from rookery.algorithms.ppo import PPOConfig
 from rookery.core.config import RunConfig
-from rookery.core.types import ActorReport, Episode, StepReport
+from rookery.core.types import ActorReport, Episode, Failure, Sample, StepReport
 from rookery.metrics.journal import Journal, Ledger
-from rookery.topologies.feed import QueueFeed
-from rookery.topologies.job import Job
+from rookery.tables.table import Losses
+from rookery.topologies.loop import Loop
 
 CONFIG = RunConfig("ppo", "rookery.algorithms.ppo:PPO", "CartPole-v1", PPOConfig(), env_steps=1000, log_every=10.0)
 
@@ -76,7 +77,7 @@ def test_every_step_the_journal_hears_of_is_on_one_side_of_the_books():
     assert j.ledger.imbalance == 128
     train(j, 100)
     assert j.ledger.imbalance == 28
-    j.lost(40, "env_raised", "actor 1 replaced")
+    j.failed(Failure(1, 40, "env_raised", "actor 1 replaced", replaced=True))
     assert j.ledger.imbalance == 28 and j.ledger.dropped == {"env_raised": 40}
     j.ledger.in_flight = 28
     assert j.ledger.imbalance == 0
@@ -86,8 +87,8 @@ def test_every_step_the_journal_hears_of_is_on_one_side_of_the_books():
 
 def test_what_waits_is_counted_for_a_record_and_only_then():
     j, asked = journal(), []
-    j.in_flight = lambda: asked.append(1) or 28
-    j.collected(report(128))
+    j.waiting = lambda: asked.append(1) or 21
+    j.told(0, report(128, pending=7), 1, overlaps=False)
     train(j, 100)
     j.report()
     assert not asked and not j.sinks.records, "the last record is not long enough ago"
@@ -164,15 +165,17 @@ def test_a_resumed_run_stops_for_its_own_target_and_not_for_an_old_one():
 def test_progress_is_0_in_the_first_update_and_less_than_1_in_the_last():
     """P30: an annealed learning rate begins at its start, and no update is made with its end."""
     j, seen = journal(), []
-    step = lambda batch, progress: seen.append(progress) or StepReport({})  # noqa: E731
+    step = lambda batch, progress, tell: seen.append(progress) or StepReport({})  # noqa: E731
     learner = SimpleNamespace(version=0, updates=1, step=step)
+    algorithm = SimpleNamespace(plan=lambda: SimpleNamespace(unroll=1), remarks=lambda metrics: [])
     threads = SimpleNamespace(learning=lambda: None)
-    feed = QueueFeed(Job(j.config, None, learner, j, None, None, threads, None))
+    table = mock.MagicMock(small_updates=False)
+    table.next.return_value = Sample(None, np.zeros(2, np.int64), 100)
+    table.losses.return_value = Losses()
+    loop = Loop(SimpleNamespace(journal=j, config=j.config, algorithm=algorithm, threads=threads), None, table, learner)
     while j.finished() is None:
         j.collected(report(100))
-        batch = SimpleNamespace(live=torch.ones(100), version=torch.zeros(2, dtype=torch.int64))
-        feed.table = type("Table", (), {"__len__": lambda self: 1, "sample": lambda self, batch=batch: batch})()
-        feed.learn()
+        loop.learn()
     assert seen == pytest.approx([i / 10 for i in range(10)])
 
 
@@ -226,7 +229,7 @@ def test_what_was_told_does_not_change_afterwards():
     for step in range(30):
         j.collected(report(10, [float(step)]))
         train(j, 8, (step,), updates=step, policy_loss=0.1 * step)
-        j.lost(1, f"reason {step % 3}", f"message {step}")
+        j.failed(Failure(0, 1, f"reason {step % 3}", f"message {step}", replaced=True))
         j.ledger.in_flight += 1
         j.replay = {"size": step}
         j.report(force=True)
@@ -247,14 +250,43 @@ def test_the_curve_does_not_grow_without_end():
 
 def test_collecting_says_where_the_time_of_the_mean_actor_went():
     j = journal()
-    with j.collecting(at_once=2) as told:
-        for env_s in (1.0, 3.0):
-            told(report(10, env_s=env_s, inference_s=1.0, total_s=env_s + 1.5))
-        j._clock.now += 6.0
+    for actor, env_s in enumerate((1.0, 3.0)):
+        with j.collecting(overlaps=False, waits=True):
+            j._clock.now += 3.0
+        j.told(actor, report(10, env_s=env_s, inference_s=1.0, total_s=env_s + 1.5), 2, overlaps=False)
+    assert j.split.seconds["wait"] == 0.0, "not before the round is over"
+    train(j, 20)
     seconds = j.split.seconds
     assert (seconds["env"], seconds["inference"], seconds["other"]) == pytest.approx((2.0, 1.0, 0.5))
     assert seconds["wait"] == pytest.approx(2.5), "what is left, the actors waited for the slowest"
     assert j.env_steps == 20 and j.collect_s == pytest.approx(6.0)
+
+
+def test_where_actors_act_beside_the_learner_only_its_own_waiting_counts():
+    j = journal()
+    j.begin()
+    for waits, seconds in ((False, 1.0), (True, 2.0)):
+        with j.collecting(overlaps=True, waits=waits):
+            j._clock.now += seconds
+    j.told(0, report(10, env_s=1.0, inference_s=3.0, total_s=9.0), 2, overlaps=True)
+    train(j, 20)
+    assert (j.idle_s, j.split.seconds["wait"], j.split.seconds["other"]) == pytest.approx((2.0, 2.0, 0.0))
+    assert (j.split.seconds["env"], j.split.seconds["inference"]) == pytest.approx((0.5, 1.5))
+    assert j.collect_s == j.life_s == pytest.approx(3.0)
+
+
+def test_what_an_actor_held_back_is_lost_with_it_and_with_a_part_of_it():
+    j = journal()
+    j.waiting = lambda: 0
+    for actor in (0, 1):
+        j.told(actor, report(10, pending=4), 2, overlaps=False)
+    train(j, 12)
+    j.failed(Failure(1, 3, "actor_died", "gone", replaced=True), held=0)
+    j.count_in_flight()
+    assert j.ledger.dropped == {"actor_died": 7} and j.ledger.in_flight == 4 and j.ledger.imbalance == 0
+    j.failed(Failure(0, 0, "env_raised", "recreated", replaced=False))
+    j.count_in_flight()
+    assert j.ledger.dropped == {"actor_died": 7, "env_raised": 4} and j.ledger.in_flight == j.ledger.imbalance == 0
 
 
 SUMMARY = {
@@ -294,7 +326,7 @@ def test_a_loaded_journal_goes_on_where_the_other_stopped():
     a.begin()
     a.collected(report(300, [float(i) for i in range(130)], length=3))
     train(a, 280, (0, 4), updates=9)
-    a.lost(20, "hung", "actor 0 hung")
+    a.failed(Failure(0, 20, "hung", "actor 0 hung", replaced=True))
     a.report(force=True)
     a.best = 12.5
     a._clock.now += 60.0

@@ -17,13 +17,13 @@ def taken(loader: Loader, many: int) -> list[int]:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_every_batch_is_handed_out_once_or_given_back(threads):
+def test_every_batch_is_handed_out_once(threads):
     numbers = count()
     loader = Loader(lambda: next(numbers), 2, threads)
     got = taken(loader, 50)
-    left = loader.close()
-    assert sorted(got + left) == list(range(next(numbers)))
-    assert len(left) <= 2 + threads
+    loader.close()
+    drawn = next(numbers)
+    assert len(set(got)) == 50 and max(got) < drawn and drawn - 50 <= 2 + threads, "no more than it may draw ahead"
     loader.check()
 
 

@@ -13,7 +13,7 @@ from support_parcels import replay
 from rookery.core import tree
 from rookery.core.errors import CheckpointError
 from rookery.storage.codec import decode_tree, encode_tree
-from rookery.tables.memory import ReplayMemory, Sample
+from rookery.tables.memory import Drawn, ReplayMemory
 
 
 @pytest.mark.parametrize("remover", REMOVERS)
@@ -64,7 +64,7 @@ def test_a_restored_table_goes_on_bit_by_bit(remover, memory, kind, spec, before
     assert all(torch.equal(tensor, states[1][1][name]) for name, tensor in states[0][1].items())
 
 
-def assert_same(one: Sample, other: Sample) -> None:
+def assert_same(one: Drawn, other: Drawn) -> None:
     assert one.fresh == other.fresh
     assert np.array_equal(one.keys.id, other.keys.id) and np.array_equal(one.keys.slot, other.keys.slot)
     for a, b in zip(tensors_of(one.batch), tensors_of(other.batch), strict=True):

@@ -18,10 +18,9 @@ import torch
 import rookery
 from rookery.core.errors import CheckpointError, UsageError
 from rookery.storage import checkpoint, replay_writer
+from rookery.tables import replay as replay_module
 from rookery.tables.memory import ReplayMemory
-from rookery.topologies import feed as feed_module
-from rookery.topologies import local
-from rookery.topologies.feed import ReplayFeed
+from rookery.tables.replay import FreeReplayTable
 
 REPLAY = {"min_size": 100, "batch": 16, "capacity": 600, "samples_per_insert": 2.0}
 RANKED = {"start": "actor", "sampler": "rank"}
@@ -171,11 +170,11 @@ def test_free_running_actors_are_never_held_back(tmp_path):
 @pytest.mark.parametrize("topology", ["serial", "local"])
 def test_priorities_are_written_back_weights_annealed_and_the_memory_trimmed(tmp_path, monkeypatch, topology):
     drawn, trimmed = [], []
-    sample, remove_to_fit = ReplayMemory.sample, ReplayMemory.remove_to_fit
+    pick, remove_to_fit = ReplayMemory.pick, ReplayMemory.remove_to_fit
 
-    def watched_sample(table, progress):
+    def watched_pick(table, progress):
         drawn.append(progress)
-        return sample(table, progress)
+        return pick(table, progress)
 
     def watched_trim(table, most=None):
         before = len(table)
@@ -183,7 +182,7 @@ def test_priorities_are_written_back_weights_annealed_and_the_memory_trimmed(tmp
         trimmed.append((before, len(table)))
         return more
 
-    monkeypatch.setattr(ReplayMemory, "sample", watched_sample)
+    monkeypatch.setattr(ReplayMemory, "pick", watched_pick)
     monkeypatch.setattr(ReplayMemory, "remove_to_fit", watched_trim)
     replay = REPLAY | {"samples_per_insert": 4.0, "slack": 64.0, "capacity": 300, "remover": "soft", "remove_every": 5}
     algo = {"unroll": 5, "replay": replay | {"sampler": "proportional", "start": "max"}}
@@ -207,7 +206,7 @@ def test_where_loaders_wait_the_memory_is_trimmed_piece_by_piece(tmp_path, monke
         return more
 
     monkeypatch.setattr(ReplayMemory, "remove_to_fit", watched_trim)
-    monkeypatch.setattr(feed_module, "PIECE", 7)
+    monkeypatch.setattr(replay_module, "PIECE", 7)
     replay = REPLAY | {"samples_per_insert": 4.0, "capacity": 300, "remover": "soft", "remove_every": 5}
     algo = {"unroll": 5, "replay": replay | ({"slack": 64.0} if topology == "local" else {})}
     run = train(tmp_path, "run", "dqn", "CartPole-v1", topology=topology, env_steps=1500, algo=algo)
@@ -228,7 +227,7 @@ def test_an_actor_looks_at_the_weights_after_as_many_rows_as_it_is_told(tmp_path
         insert(table, parcel, actor)
 
     monkeypatch.setattr(ReplayMemory, "insert", watched)
-    monkeypatch.setattr(local, "PUBLISH", 0.0)  # there is always something new to see
+    monkeypatch.setattr(FreeReplayTable, "publish_every", 0.0)  # there is always something new to see
     algo = APEX | {"n_step": 1, "refresh": 40}  # four unrolls of 5 rows of 2 environments
     train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=3000, algo=algo)
     for seen in versions.values():
@@ -255,26 +254,6 @@ def test_checkpoints_while_loaders_draw_have_balanced_books(tmp_path):
         ledger = json.loads(path.read_text())["journal"]["ledger"]
         gone = ledger["trained"] + ledger["evicted"] + sum(ledger["dropped"].values()) + ledger["in_flight"]
         assert gone == ledger["collected"], path
-
-
-def test_steps_in_flight_are_counted_between_draws_not_within_one():
-    class Lock:
-        held = False
-
-        def __enter__(self):
-            self.held = True
-
-        def __exit__(self, *_):
-            self.held = False
-
-    class Table:
-        @property
-        def steps_waiting(self) -> int:
-            return 5 if feed.lock.held else -1000  # as a loader has them in the middle of a draw
-
-    feed = object.__new__(ReplayFeed)
-    feed.lock, feed.table, feed.pending, feed.ahead = Lock(), Table(), [1, 2], 3
-    assert feed.in_flight == 11 and not feed.lock.held
 
 
 def test_a_run_at_once_goes_on_with_its_memory(tmp_path):

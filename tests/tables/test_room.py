@@ -10,9 +10,10 @@ from support_parcels import STACKED, VECTOR, replay, shapes_of
 
 from rookery.core.errors import UsageError
 from rookery.core.machine import Machine
+from rookery.tables import factory
+from rookery.tables.factory import check_room
 from rookery.tables.memory import ReplayMemory
-from rookery.topologies import feed
-from rookery.topologies.feed import check_room
+from rookery.tables.snapshot import BUFFERS
 
 MILLION = 1_000_000
 
@@ -20,7 +21,7 @@ MILLION = 1_000_000
 @pytest.fixture
 def have(tmp_path, monkeypatch):
     """Says how many bytes the machine has."""
-    monkeypatch.setattr(feed, "Machine", partial(Machine, tmp_path, tmp_path / "none"))
+    monkeypatch.setattr(factory, "Machine", partial(Machine, tmp_path, tmp_path / "none"))
 
     def tell(count: float) -> None:
         (tmp_path / "meminfo").write_text(f"MemAvailable: {int(count) // 1024} kB")
@@ -89,7 +90,7 @@ def test_more_actors_need_more_frames(have):
     shapes = shapes_of(spec, plan, 100, 200)
     one, many = (ReplayMemory.bytes_needed(plan, shapes, spec, actors) for actors in (1, 50))
     assert many > one + 100_000
-    extra = ReplayMemory.bytes_to_save(plan, shapes, spec) + feed.memory_file.BUFFERS
+    extra = ReplayMemory.bytes_to_save(plan, shapes, spec) + BUFFERS
     have((one + extra) / 0.9 + 50_000)
     check_room(plan, shapes, spec, actors=1)
     with pytest.raises(UsageError):
