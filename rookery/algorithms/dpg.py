@@ -18,7 +18,6 @@ a few stratified samples of each component where the paper samples the whole: le
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator
 from copy import deepcopy
@@ -37,9 +36,11 @@ from rookery.core.ranges import Count, NotNegative, Part, Positive, Share, Whole
 from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
 from rookery.nets import critic as heads
 from rookery.nets.adam import FlatAdam
-from rookery.nets.critic import Activation, Body, Critic, DeterministicPolicy, RandomStart
+from rookery.nets.core import resets
+from rookery.nets.critic import Activation, Critic, DeterministicPolicy, RandomStart
 from rookery.nets.normalize import ObsNormalizer
 from rookery.nets.optimizer import Optimizer
+from rookery.nets.work import multiply_adds
 from rookery.ops.distributional import (
     Mixture,
     categorical_cross_entropy,
@@ -278,10 +279,10 @@ class DPG(Algorithm):
         config, trained = self.config, slice(self.config.burn_in, None)
         obs, live = nets["normalizer"](batch.obs), batch.live[trained]
         # Rows behind a dead one begin anew: an item may begin with rows that it lacks.
-        reset = torch.cat([torch.zeros_like(batch.live[:1]), ~batch.live])
+        reset = resets(batch.live)
 
         def features(name: str, state: str) -> torch.Tensor:
-            return _warmed(nets[name], obs, batch.state[state], reset, config.burn_in)  # [L+1, N, F]
+            return nets[name].burned_in(obs, batch.state[state], reset, config.burn_in)  # [L+1, N, F]
 
         with torch.no_grad():
             best = nets["target_policy"].action(features("target_policy", "policy"))
@@ -319,10 +320,8 @@ class DPG(Algorithm):
         return {name: FlatAdam(p, rates[name], self.config.adam_eps) for name, p in parameters.items()}
 
     def work(self, nets: nn.ModuleDict) -> float:
-        if any(leaf.kind == "image" for leaf in self.spec.obs.values()):
-            return math.inf
         rows = self.config.replay.batch * (self.config.sequence + self.config.burn_in if self.recurrent else 1)
-        return rows * sum(p.numel() for p in nets.parameters())
+        return multiply_adds(self.spec, rows, nets.parameters())
 
 
 # The critic's error [R] and the mean of its target [R], by the kind of critic
@@ -354,14 +353,6 @@ def _slope(critic: Critic, seen: torch.Tensor, action: torch.Tensor) -> tuple[to
     with torch.enable_grad():
         q = critic.mean(critic.value(seen, action.requires_grad_()))
         return q.detach(), torch.autograd.grad(q.sum(), action)[0]
-
-
-def _warmed(body: Body, obs: Tree, state: Tree, reset: torch.Tensor, burn_in: int) -> torch.Tensor:
-    """Features of the rows behind the burn-in, which passes no gradient: it only brings the state up to date."""
-    if burn_in:
-        with torch.no_grad():
-            _, state = body.sequence(tree.map(lambda x: x[:burn_in], obs), state, reset[:burn_in])
-    return body.sequence(tree.map(lambda x: x[burn_in:], obs), state, reset[burn_in:])[0]
 
 
 def _select(params: torch.Tensor | Mixture, index: torch.Tensor) -> torch.Tensor | Mixture:

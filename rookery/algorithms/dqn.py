@@ -14,7 +14,6 @@ Not here: the memory (`replay/`), who fills it, and how many learners draw from 
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,13 +30,15 @@ from rookery.core.config import NetConfig, ReplayConfig
 from rookery.core.errors import UsageError
 from rookery.core.ranges import Count, NotNegative, Part, Positive, Share, Whole
 from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
-from rookery.nets import build
 from rookery.nets.adam import FlatAdam
+from rookery.nets.core import resets_at_start
 from rookery.nets.noisy import factors
 from rookery.nets.optimizer import Optimizer
-from rookery.nets.qnet import ONLINE, QHead, copy_to_targets, features_sequence, q_nets
+from rookery.nets.qnet import ONLINE, QHead, copy_to_targets, q_nets
+from rookery.nets.quick import Quick
 from rookery.nets.quick_q import EpsilonGreedy, QuickQ
 from rookery.nets.rmsprop import FlatAdaGrad, FlatRMSProp
+from rookery.nets.work import multiply_adds
 from rookery.ops.distributional import categorical_cross_entropy, mass_at_ends, project
 from rookery.ops.explore import epsilon_ladder
 from rookery.ops.priority import mixed
@@ -119,7 +120,7 @@ class DQN(Algorithm):
         ladder = epsilon_ladder(lanes, config.ladder_epsilon, config.ladder_alpha).numpy()
         self._ladder = ladder if config.ladder else None
         self._rungs: tuple = (None, None)  # lanes, and their epsilons
-        self._quick: tuple[nn.ModuleDict, QuickQ | None] | None = None  # small nets act through numpy
+        self._quick = Quick(QuickQ)  # small nets act through numpy
         self._greedy = EpsilonGreedy(self.actions)
         self._follows = False  # whether the target nets here come from weights that were pulled
         self._noise = 0  # numbers of noise that the head of `nets` takes
@@ -147,20 +148,18 @@ class DQN(Algorithm):
         return DataPlan(c.unroll, 1, table, extras)
 
     def initial_state(self, nets: nn.ModuleDict, lanes: int) -> Tree:
-        return build.initial_state(nets, lanes)
+        return nets["body"].initial(lanes)
 
     # Acting
 
     def act(self, nets: nn.ModuleDict, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
-        if self._quick is None or self._quick[0] is not nets or (self._quick[1] and self._quick[1].stale):
-            self._quick = (nets, QuickQ(nets) if QuickQ.fits(nets) else None)
         noise = None
         if self._noise and explore is not None:  # every environment has a noise of its own
             noise = factors(len(tree.leaves(obs)[0]), self._noise, generator=explore.rng)
-        if quick := self._quick[1]:
-            values = quick.values(obs[quick.key].numpy(), None if noise is None else noise.numpy())
+        if quick := self._quick.of(nets):
+            values = quick.values(obs, noise)
         else:
-            x, state = build.features_step(nets, obs, state)
+            x, state = nets["body"].step(nets["normalizer"].forward(obs), state)
             head = nets["q"]
             values = head.means(head.forward(x, noise)).detach().numpy()
         # From here in numpy: for a handful of rows, calls of torch cost more than their arithmetic.
@@ -240,26 +239,23 @@ class DQN(Algorithm):
 
     def _transitions(self, nets: nn.ModuleDict, items: Transitions, noise: tuple) -> Rows:
         normalizer, head = nets["normalizer"], nets["q"]
-        online = head(nets["torso"](normalizer(items.obs)), noise[0])
+        online = head(nets["body"].step(normalizer(items.obs), {})[0], noise[0])
         # Not one pass for both observations: the backward pass would be twice as large, and that costs more.
         with torch.no_grad():
             obs = normalizer(items.next_obs)
-            target = nets["target_q"](nets["target_torso"](obs), noise[2])
-            choice = head(nets["torso"](obs), noise[1]) if self.config.double else target
+            target = nets["target_q"](nets["target_body"].step(obs, {})[0], noise[2])
+            choice = head(nets["body"].step(obs, {})[0], noise[1]) if self.config.double else target
             return Rows(online, items.action, items.reward, items.discount, _bootstrap(head, choice, target))
 
     def _sequences(self, nets: nn.ModuleDict, items: Sequences, noise: tuple) -> Rows:
         """Both nets start from the stored state and warm up on their own; only rows behind the burn-in are trained."""
         c, head = self.config, nets["q"]
         obs, state = nets["normalizer"](items.obs), items.state
-        reset = _resets(items.live)
-        burn, rest = (tree.map(lambda x: x[: c.burn_in], obs), tree.map(lambda x: x[c.burn_in :], obs))
+        reset = resets_at_start(items.live)
         with torch.no_grad():
-            x, _ = features_sequence(nets, obs, state, reset, "target_")
+            x, _ = nets["target_body"].sequence(obs, state, reset)
             target = nets["target_q"](x[c.burn_in + 1 :], noise[2])  # of the rows 1 to L, behind each trained one
-            if c.burn_in:
-                _, state = features_sequence(nets, burn, state, reset[: c.burn_in])
-        x, _ = features_sequence(nets, rest, state, reset[c.burn_in :])
+        x = nets["body"].burned_in(obs, state, reset, c.burn_in)
         if noise[0] is None:
             out = head(x)
             online, choice = out[:-1], out[1:].detach()
@@ -301,10 +297,8 @@ class DQN(Algorithm):
         return {name: make(parameter) for name, parameter in parameters.items()}
 
     def work(self, nets: nn.ModuleDict) -> float:
-        if any(leaf.kind == "image" for leaf in self.spec.obs.values()):
-            return math.inf
         rows = self.config.replay.batch * ((self.config.burn_in + self.config.sequence) if self.recurrent else 1)
-        return rows * sum(p.numel() for name in ONLINE if name in nets for p in nets[name].parameters())
+        return multiply_adds(self.spec, rows, (p for name in ONLINE for p in nets[name].parameters()))
 
     def schedule(self, progress: float) -> dict[str, float]:
         c = self.config
@@ -316,16 +310,6 @@ def _bootstrap(head: QHead, choice: torch.Tensor, target: torch.Tensor) -> torch
     """What the target net says of the action that `choice` values most: [...], or probabilities [..., Z]."""
     best = at_action(target, head.means(choice).argmax(-1))
     return best if head.atoms is None else best.softmax(-1)
-
-
-def _resets(live: torch.Tensor) -> torch.Tensor:
-    """[S, N] live rows -> [S+1, N]: the state is zeroed before the first live row, where rows are missing before it.
-
-    (Behind an episode's end it may run on: nobody reads it, and every reset costs.)
-    """
-    reset = torch.zeros(len(live) + 1, live.shape[1], dtype=torch.bool, device=live.device)
-    torch.logical_and(live[1:], ~live[:-1], out=reset[1:-1])
-    return reset
 
 
 def _check(config: DQNConfig, spec: EnvSpec, recurrent: bool) -> None:

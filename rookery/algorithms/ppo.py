@@ -27,9 +27,11 @@ from rookery.core.ranges import Count, NotNegative, Positive, Share
 from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Queue, Tree, Unroll
 from rookery.nets import build
 from rookery.nets.adam import FlatAdam
+from rookery.nets.core import resets
 from rookery.nets.normalize import RewardScaler
 from rookery.nets.optimizer import Optimizer
-from rookery.nets.quick import QuickPolicy
+from rookery.nets.quick import Quick, QuickPolicy
+from rookery.nets.work import multiply_adds
 from rookery.ops import moments
 from rookery.ops.policy import clip_fraction, clipped_surrogate, kl_estimate
 from rookery.ops.returns import discounts, gae
@@ -77,16 +79,16 @@ class PPOBatch:
 
 class PPO(Algorithm):
     Config = PPOConfig
-    groups = {"all": ("torso", "core", "policy", "value_torso", "value")}  # noqa: RUF012 - constant
+    groups = {"all": ("body", "policy", "value_body", "value")}  # noqa: RUF012 - constant
 
     def __init__(self, config: PPOConfig, net: NetConfig, spec: EnvSpec, lanes: int):
         super().__init__(config, net, spec, lanes)
         self.recurrent = net.core != "none"
         self.shared = build.is_shared(spec, net)
         # With shared features actors store values too, so they need that head.
-        self.published = ("normalizer", "torso", "core", "policy", *(("value",) if self.shared else ()))
+        self.published = ("normalizer", "body", "policy", *(("value",) if self.shared else ()))
         self.max_grad_norm = config.max_grad_norm
-        self._quick: tuple[nn.ModuleDict, QuickPolicy | None] | None = None  # small policies act through numpy
+        self._quick = Quick(QuickPolicy)  # small policies act through numpy
         self.stop_above = math.inf if config.target_kl is None else config.target_kl
         # Tensors, not numbers: schedules change them, and a compiled loss would be compiled anew for each number.
         self.clip, self.entropy = torch.tensor(config.clip), torch.tensor(config.entropy)
@@ -112,17 +114,15 @@ class PPO(Algorithm):
         return DataPlan(self.config.unroll, chunk, Queue(max_lag=0), extras)
 
     def initial_state(self, nets: nn.ModuleDict, lanes: int) -> Tree:
-        return build.initial_state(nets, lanes)
+        return nets["body"].initial(lanes)
 
     # Acting
 
     def act(self, nets: nn.ModuleDict, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
-        if self._quick is None or self._quick[0] is not nets or (self._quick[1] and self._quick[1].stale):
-            self._quick = (nets, QuickPolicy(nets) if QuickPolicy.fits(nets) else None)
-        if quick := self._quick[1]:
-            action, logp = quick.act(obs[quick.key].numpy(), explore and explore.rng)
+        if quick := self._quick.of(nets):
+            action, logp = quick.act(obs, explore and explore.rng)
             return ActOutput(action, logp, state)
-        features, state = build.features_step(nets, obs, state)
+        features, state = nets["body"].step(nets["normalizer"].forward(obs), state)
         head = nets["policy"]
         action, logp = head.mode(head(features)) if explore is None else head.sample(head(features), explore.rng)
         # With a shared torso the value is nearly free here; with two torsos the learner computes all values at once.
@@ -159,7 +159,7 @@ class PPO(Algorithm):
             rows = self.config.chunk
             tail = tree.map(lambda x: x[-1 - rows :], batch.obs)
             state = tree.map(lambda x: x[-1], batch.state0)
-            reset = _resets(batch.live[-rows:])
+            reset = resets(batch.live[-rows:])
         else:
             tail, state, reset = tree.map(lambda x: x[-1:], batch.obs), {}, None
         _, last = build.policy_value_sequence(nets, tail, state, reset, want_policy=False)
@@ -173,7 +173,7 @@ class PPO(Algorithm):
             return x.unflatten(0, (-1, rows)).transpose(0, 1).flatten(1, 2)
 
         chunks = tree.map_fields(batch, cut, skip=("state", "reset"))
-        reset = _resets(chunks.weight.bool())[:-1]
+        reset = resets(chunks.weight.bool())[:-1]
         return tree.replace(chunks, state=tree.map(lambda x: x.flatten(0, 1), batch.state), reset=reset)
 
     def minibatches(self, batch: PPOBatch, rng: torch.Generator) -> Iterator[PPOBatch]:
@@ -221,10 +221,8 @@ class PPO(Algorithm):
         return {name: FlatAdam(p, self.config.lr, self.config.adam_eps) for name, p in parameters.items()}
 
     def work(self, nets: nn.ModuleDict) -> float:
-        if any(leaf.kind == "image" for leaf in self.spec.obs.values()):
-            return math.inf
         rows = self.config.unroll * self.lanes / self.config.minibatches
-        return rows * sum(p.numel() for p in nets.parameters())
+        return multiply_adds(self.spec, rows, nets.parameters())
 
     def schedule(self, progress: float) -> dict[str, float]:
         config = self.config
@@ -234,8 +232,3 @@ class PPO(Algorithm):
         ):
             value.fill_(linear(start, start if end is None else end, progress))
         return {"all": linear(config.lr, config.lr_end, progress)}
-
-
-def _resets(live: torch.Tensor) -> torch.Tensor:
-    """[S, B] live rows -> [S+1, B]: the state is zeroed before each row that follows a dead one."""
-    return torch.cat([torch.zeros_like(live[:1]), ~live])

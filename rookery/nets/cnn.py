@@ -45,18 +45,29 @@ class Encoder(nn.Module):
         for module in stack.modules():
             if isinstance(module, nn.Conv2d):
                 orthogonal(module, HIDDEN_GAIN)
-        self.image, self.last = image, last
-        size = _outputs(stack, image)
+        self.last = last
+        self.map_shape = _outputs(stack, image)
+        size = math.prod(self.map_shape)
         self.stack = stack.to(memory_format=torch.channels_last)
         self.linear = linear(size, features) if features else None
         self.features = features or size
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.is_cpu and len(x) > CHUNK:
-            y = torch.cat([self._convolve(part) for part in x.chunk(math.ceil(len(x) / CHUNK))])
-        else:
-            y = self._convolve(x)
+        return self._features(self._convolved(x))
+
+    def with_map(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features [N, F], and the output of the convolutions [N, C, H, W]: a view, nothing is computed for it."""
+        y = self._convolved(x)
+        channels, height, width = self.map_shape
+        return self._features(y), y.view(-1, height, width, channels).permute(0, 3, 1, 2)
+
+    def _features(self, y: torch.Tensor) -> torch.Tensor:
         return y if self.linear is None else F.relu(self.linear(y), inplace=True)
+
+    def _convolved(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cpu and len(x) > CHUNK:
+            return torch.cat([self._convolve(part) for part in x.chunk(math.ceil(len(x) / CHUNK))])
+        return self._convolve(x)
 
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
         y = self.stack(self._pixels(x))
@@ -118,8 +129,8 @@ def _impala(channels: int) -> nn.Module:
     return nn.Sequential(*layers, nn.ReLU(inplace=True))
 
 
-def _outputs(stack: nn.Module, image: tuple[int, int, int]) -> int:
-    """Numbers that convolutions and pools, one behind the other, make of an image; nothing is computed for it."""
+def _outputs(stack: nn.Module, image: tuple[int, int, int]) -> tuple[int, int, int]:
+    """(C, H, W) that convolutions and pools, one behind the other, make of an image; nothing is computed for it."""
     channels, *sides = image
     for layer in stack.modules():
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
@@ -130,7 +141,7 @@ def _outputs(stack: nn.Module, image: tuple[int, int, int]) -> int:
             sides = [(side + 2 * p - k) // s + 1 for side, k, s, p in zip(sides, kernel, stride, padding)]
         if isinstance(layer, nn.Conv2d):
             channels = layer.out_channels
-    return channels * math.prod(sides)
+    return channels, *sides
 
 
 def _layout(leaf: Leaf) -> tuple[int, int, int, bool]:

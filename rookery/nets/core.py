@@ -2,7 +2,7 @@
 
 State leaves are [lanes, layers, size], lanes first, so that unrolls concatenate. `step` acts, `sequence` trains, and
 both compute the same numbers. A reset at row t zeroes the state *before* row t is read. "No core" is not a kind:
-`build.py` leaves the core out.
+`body.py` leaves the core out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,21 @@ from torch.nn.utils.rnn import PackedSequence
 from rookery.core.types import Tree
 
 PACK_ABOVE = 0.25  # share of rows at which some lane resets; beyond, packing is faster than cutting (measured)
+
+
+def resets(live: torch.Tensor) -> torch.Tensor:
+    """live [T, B] -> [T+1, B]: the state is zeroed before each row that follows a dead one."""
+    return torch.cat([torch.zeros_like(live[:1]), ~live])
+
+
+def resets_at_start(live: torch.Tensor) -> torch.Tensor:
+    """As `resets`, but only before live rows: for sequences of one episode, which may begin with missing (dead) rows.
+
+    Behind the episode's end the state runs on. No loss reads it there, and a reset costs: it cuts the sequence.
+    """
+    reset = torch.zeros(len(live) + 1, live.shape[1], dtype=torch.bool, device=live.device)
+    torch.logical_and(live[1:], ~live[:-1], out=reset[1:-1])
+    return reset
 
 
 class Core(nn.Module):

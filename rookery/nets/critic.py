@@ -1,11 +1,11 @@
 """Networks of deterministic policy gradients: a policy that is an action, and critics of state and action.
 
-Both are: encoder (observations to features) -> core, if any -> layers -> head. The critic's layers read the action
-beside the features (Acme's D4PG; Deviates: DDPG lets it join one layer later). Policy and critic share nothing, so
-that each loss has its own parameters, with images too (as in DDPG).
+Both are a `Body` (observations to features) -> layers -> head. The critic's layers read the action beside the features
+(Acme's D4PG; Deviates: DDPG lets it join one layer later). Policy and critic share nothing, so that each loss has its
+own parameters, with images too (as in DDPG).
 
-Encoders: "standard" is one torso without hidden layers (vectors as they are, images through a CNN); "parkour" (D4PG,
-Barth-Maron et al. 2018, for a body that sees terrain) has a torso of `net.hidden` layers for each of two groups of
+Torsos: "standard" is one torso without hidden layers (vectors as they are, images through a CNN); "parkour" (D4PG,
+Barth-Maron et al. 2018, for a robot that sees terrain) has a torso of `net.hidden` layers for each of two groups of
 observations.
 
 Three heads for the return's distribution: its mean only, a categorical on fixed atoms, a mixture of Gaussians.
@@ -26,8 +26,8 @@ from torch import nn
 
 from rookery.core.config import NetConfig
 from rookery.core.errors import UsageError
-from rookery.core.types import EnvSpec, Tree
-from rookery.nets.core import Core
+from rookery.core.types import EnvSpec
+from rookery.nets.body import Body
 from rookery.nets.init import uniform
 from rookery.nets.torso import make_torso
 from rookery.ops.distributional import Mixture, categorical_mean, mixture_mean
@@ -53,9 +53,14 @@ class TwoTorsos(nn.Module):
             )
         self.first, self.second = (_torso(spec, net, keys) for keys in (first, second))
         self.features = self.first.features + self.second.features
+        self.map_shapes = getattr(self.first, "map_shapes", {}) | getattr(self.second, "map_shapes", {})
 
     def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
         return torch.cat([self.first(obs), self.second(obs)], -1)
+
+    def with_maps(self, obs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        (first, maps), (second, more) = self.first.with_maps(obs), self.second.with_maps(obs)
+        return torch.cat([first, second], -1), maps | more
 
 
 def _torso(spec: EnvSpec, net: NetConfig, keys: tuple[str, ...] | list[str]) -> nn.Module:
@@ -65,35 +70,14 @@ def _torso(spec: EnvSpec, net: NetConfig, keys: tuple[str, ...] | list[str]) -> 
     return make_torso(part, net)
 
 
-class Body(nn.Module):
-    """What policy and critic have in common: encoder and core. Features are [..., `features`]."""
-
-    def __init__(self, spec: EnvSpec, net: NetConfig, second_torso: tuple[str, ...] = ()):
-        super().__init__()
-        if second_torso:
-            self.encoder = TwoTorsos(spec, net, second_torso)
-        else:
-            self.encoder = make_torso(spec, net if net.module else replace(net, hidden=()))
-        if not net.module:
-            uniform(self.encoder)
-        self.features = self.encoder.features
-        self.core = None
-        if net.core != "none":
-            self.core = Core(net.core, self.features, net.core_size, net.core_layers)
-            self.features = net.core_size
-
-    def initial(self, lanes: int) -> Tree:
-        return self.core.initial(lanes) if self.core is not None else {}
-
-    def step(self, obs: Tree, state: Tree) -> tuple[torch.Tensor, Tree]:
-        """One row, obs [N, ...]: features [N, F] and the next state; without a core the state is {} and stays so."""
-        features = self.encoder(obs)
-        return (features, state) if self.core is None else self.core.step(features, state)
-
-    def sequence(self, obs: Tree, state: Tree, reset: torch.Tensor) -> tuple[torch.Tensor, Tree]:
-        """obs [T, B, ...] and the state before row 0: features [T, B, F] and the state behind the last row."""
-        flat = {key: x.flatten(0, 1) for key, x in obs.items()}
-        return self.core.sequence(self.encoder(flat).unflatten(0, reset.shape), state, reset)
+def _encoder(spec: EnvSpec, net: NetConfig, second_torso: tuple[str, ...]) -> nn.Module:
+    if second_torso:
+        torso = TwoTorsos(spec, net, second_torso)
+    else:
+        torso = make_torso(spec, net if net.module else replace(net, hidden=()))
+    if not net.module:
+        uniform(torso)
+    return torso
 
 
 class Layers(nn.Module):
@@ -130,7 +114,7 @@ class DeterministicPolicy(Body):
         activation: Activation = "relu",
         second_torso: tuple[str, ...] = (),
     ):
-        super().__init__(spec, net, second_torso)
+        super().__init__(spec, net, _encoder(spec, net, second_torso))
         self.layers = Layers(self.features, hidden, layer_norm, activation)
         self.out = last(self.layers.outputs, spec.action.size)
 
@@ -152,7 +136,7 @@ class Critic(Body):
         second_torso: tuple[str, ...] = (),
     ):
         """`head` is called with the number of its inputs."""
-        super().__init__(spec, net, second_torso)
+        super().__init__(spec, net, _encoder(spec, net, second_torso))
         self.layers = Layers(self.features + spec.action.size, hidden, layer_norm, activation)
         self.head = head(self.layers.outputs)
 

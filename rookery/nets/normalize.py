@@ -73,16 +73,9 @@ class ObsNormalizer(nn.Module):
 
     def __init__(self, spec: EnvSpec, enabled: bool):
         super().__init__()
-        self.axes = {key: len(leaf.shape) for key, leaf in spec.obs.items()}
         vectors = (key for key, leaf in spec.obs.items() if leaf.kind == "vector" and leaf.dtype.startswith("float"))
         self.keys = tuple(vectors) if enabled else ()
         self.leaves = nn.ModuleList(LeafNormalizer(spec.obs[key].shape) for key in self.keys)
-
-    def lead(self, obs: dict[str, torch.Tensor]) -> torch.Size:
-        """The leading (time and batch) axes of observations."""
-        key, axes = next(iter(self.axes.items()))
-        shape = obs[key].shape
-        return shape[: len(shape) - axes]
 
     def forward(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if not self.keys:

@@ -1,8 +1,8 @@
-"""Networks of the DQN line: a torso, perhaps a core, and a head that is any mix of dueling, categorical and noisy.
+"""Networks of the DQN line: a body, and a head that is any mix of dueling, categorical and noisy.
 
-`q_nets` returns modules in the order normalizer, torso, core, q, epsilon | target_torso, target_core, target_q: what
-actors need comes first, so that the published part of a flat vector is its beginning. Targets are copies, not
-references; `copy_to_targets` brings them up to date. Statistics of observations are shared by both.
+`q_nets` returns modules in the order normalizer, body, q, epsilon | target_body, target_q: what actors need comes
+first, so that the published part of a flat vector is its beginning. Targets are copies, not references;
+`copy_to_targets` brings them up to date. Statistics of observations are shared by both.
 
 Torsos and heads start as the DQN line has them, weights and biases uniform within ±1/√fan_in; cores orthogonal, as
 everywhere in Rookery. (It matters: after 50,000 steps of CartPole DQN was at 150 with an orthogonal torso, and at 500
@@ -21,56 +21,39 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rookery.core import tree
 from rookery.core.config import NetConfig
-from rookery.core.types import EnvSpec, Tree
-from rookery.nets.core import Core
+from rookery.core.types import EnvSpec
+from rookery.nets.body import Body
 from rookery.nets.init import uniform
 from rookery.nets.noisy import NoisyLinear
 from rookery.nets.normalize import ObsNormalizer
 from rookery.nets.torso import make_torso
 from rookery.ops.distributional import categorical_mean
 
-ONLINE = ("torso", "core", "q")  # what is trained, and has a target
+ONLINE = ("body", "q")  # what is trained, and has a target
 TRUNK_SCALE = 1 / math.sqrt(2)
 
 
 def q_nets(spec: EnvSpec, net: NetConfig, head: Callable[[int], nn.Module], epsilon: float) -> nn.ModuleDict:
-    """`head` makes the head for a number of features. Without recurrence there are no entries "core", "target_core"."""
-    nets = nn.ModuleDict({"normalizer": ObsNormalizer(spec, net.normalize_obs), "torso": make_torso(spec, net)})
+    """`head` makes the head for a number of features."""
+    torso = make_torso(spec, net)
     if not net.module:
-        uniform(nets["torso"])
-    features = nets["torso"].features
-    if net.core != "none":
-        nets["core"] = Core(net.core, features, net.core_size, net.core_layers)
-        features = net.core_size
-    nets["q"] = head(features)
+        uniform(torso)
+    nets = nn.ModuleDict({"normalizer": ObsNormalizer(spec, net.normalize_obs), "body": Body(spec, net, torso)})
+    nets["q"] = head(nets["body"].features)
     nets["epsilon"] = Epsilon(epsilon)
     for name in ONLINE:
-        if name in nets:
-            nets[f"target_{name}"] = copy.deepcopy(nets[name]).requires_grad_(False)
+        nets[f"target_{name}"] = copy.deepcopy(nets[name]).requires_grad_(False)
     return nets
 
 
 @torch.no_grad()
 def copy_to_targets(nets: nn.ModuleDict) -> None:
     for name in ONLINE:
-        if name in nets:
-            online, target = nets[name], nets[f"target_{name}"]
-            for source, to in ((online.parameters(), target.parameters()), (online.buffers(), target.buffers())):
-                for value, place in zip(source, to):
-                    place.copy_(value)
-
-
-def features_sequence(
-    nets: nn.ModuleDict, obs: Tree, state: Tree, reset: torch.Tensor, prefix: str = ""
-) -> tuple[torch.Tensor, Tree]:
-    """What the head reads, [T, N, F], of (normalised) obs [T, N, ...], and the state behind the last row.
-
-    `state` is the one before row 0, reset [T, N] says where it is zeroed; prefix "target_" is for the other copy.
-    """
-    flat = nets[f"{prefix}torso"](tree.map(lambda x: x.flatten(0, 1), obs))
-    return nets[f"{prefix}core"].sequence(flat.view(*reset.shape, -1), state, reset)
+        online, target = nets[name], nets[f"target_{name}"]
+        for source, to in ((online.parameters(), target.parameters()), (online.buffers(), target.buffers())):
+            for value, place in zip(source, to):
+                place.copy_(value)
 
 
 class Epsilon(nn.Module):

@@ -1,50 +1,66 @@
-"""A small policy evaluated by numpy: acting with a perceptron on a handful of rows is all overhead, and numpy has less.
+"""Small networks evaluated by numpy: acting with a perceptron on a handful of rows is all overhead, numpy has less.
 
 For 8 rows of CartPole, torch takes about 100 µs to get from observations to actions and numpy 50. The arrays are views
 of the parameters, so that there is nothing to keep up to date. Only the commonest case is covered: one float vector, no
-core, categorical actions, features of the policy's own; everything else acts through the modules.
+core; for policies also categorical actions and features of their own. Everything else acts through the modules.
+
+`QuickBody` is what policies and action values (`quick_q.py`) have in common, `Quick` chooses between numpy and modules.
 """
 
 from __future__ import annotations
+
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
+from rookery.core.types import Tree
 from rookery.nets.heads import Categorical
 from rookery.nets.torso import Torso
 
 TINY = np.finfo(np.float32).tiny
+T = TypeVar("T", bound="QuickBody")
 
 
-class QuickPolicy:
+class Quick(Generic[T]):
+    """The numpy version of the nets an algorithm acts with, made when it is first asked for."""
+
+    def __init__(self, kind: type[T]):
+        self._kind = kind
+        self._nets: nn.ModuleDict | None = None
+        self._quick: T | None = None
+
+    def of(self, nets: nn.ModuleDict) -> T | None:
+        """None: these nets are not covered and act through their modules."""
+        if nets is not self._nets or (self._quick is not None and self._quick.stale):
+            self._nets, self._quick = nets, self._kind(nets) if self._kind.fits(nets) else None
+        return self._quick
+
+
+class QuickBody:
+    """Normalizer and body of small nets."""
+
     def __init__(self, nets: nn.ModuleDict):
-        torso, normalizer = nets["torso"], nets["normalizer"]
-        self.key = torso.plain_key
+        torso = nets["body"].torso
+        self._key = torso.plain_key
         self._tanh = torso.vector.activation is torch.tanh_
         self._first = torso.vector.pairs[0][0]
         self._at = self._first.data_ptr()
-        head = nets["policy"].linear
-        *self._layers, self._head = [
-            (weight.detach().numpy().T, bias.detach().numpy())
-            for weight, bias in (*torso.vector.pairs, (head.weight, head.bias))
-        ]
-        self._prepare(1, head.out_features)
-        self._scale = [buffer.numpy() for buffer in normalizer.published()]
+        self._layers = [arrays(*pair) for pair in torso.vector.pairs]
+        self._scale = [buffer.numpy() for buffer in nets["normalizer"].published()]
 
-    @staticmethod
-    def fits(nets: nn.ModuleDict) -> bool:
+    @classmethod
+    def fits(cls, nets: nn.ModuleDict) -> bool:
         """Whether these nets are of the kind that is covered here."""
-        torso = nets["torso"]
+        torso = nets["body"].torso
         return (
             type(torso) is Torso
             and torso.plain_key is not None
             and not torso.bf16
             and len(torso.vector.layers) > 0
             and torso.vector.layers[0].weight.is_cpu
-            and type(nets["policy"]) is Categorical
-            and "core" not in nets
-            and "value_torso" in nets
+            and nets["body"].core is None
         )
 
     @property
@@ -52,9 +68,9 @@ class QuickPolicy:
         """Whether the parameters have moved to other memory since the views were taken."""
         return self._first.data_ptr() != self._at
 
-    def act(self, obs: np.ndarray, generator: torch.Generator | None) -> tuple[np.ndarray, np.ndarray]:
-        """Actions [B] and their log-probabilities [B] for observations [B, F]; greedy without a generator."""
-        x = obs
+    def features(self, obs: Tree) -> np.ndarray:
+        """Of observations [B, ...], [B, F]."""
+        x = obs[self._key].numpy()
         if self._scale:
             scale, shift, low, high = self._scale
             x = np.minimum(np.maximum(x * scale + shift, low), high)
@@ -65,8 +81,24 @@ class QuickPolicy:
                 np.tanh(x, out=x)
             else:
                 np.maximum(x, 0, out=x)
+        return x
+
+
+class QuickPolicy(QuickBody):
+    def __init__(self, nets: nn.ModuleDict):
+        super().__init__(nets)
+        head = nets["policy"].linear
+        self._head = arrays(head.weight, head.bias)
+        self._prepare(1, head.out_features)
+
+    @classmethod
+    def fits(cls, nets: nn.ModuleDict) -> bool:
+        return super().fits(nets) and type(nets["policy"]) is Categorical and "value_body" in nets
+
+    def act(self, obs: Tree, generator: torch.Generator | None) -> tuple[np.ndarray, np.ndarray]:
+        """Actions [B] and their log-probabilities [B] for observations [B, ...]; greedy without a generator."""
         weight, bias = self._head
-        logits = x @ weight
+        logits = self.features(obs) @ weight
         logits += bias
         logits -= logits.max(1, keepdims=True)
         odds = np.exp(logits)
@@ -84,3 +116,8 @@ class QuickPolicy:
         """Memory for the noise, which costs more to get than to fill."""
         self._noise = torch.empty(lanes, choices)
         self._clocks, self._rows = self._noise.numpy(), np.arange(lanes)
+
+
+def arrays(weight: torch.Tensor, bias: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Views of a layer's numbers, as x @ weight + bias takes them."""
+    return weight.detach().numpy().T, bias.detach().numpy()

@@ -57,6 +57,7 @@ class Torso(nn.Module):
         self.bf16 = net.precision == "bf16"
         self.image_keys, self.flat_leaves = tuple(images), tuple(flat.items())
         self.images = nn.ModuleList(cnn(leaf, net) for leaf in images.values())
+        self.map_shapes = {key: encoder.map_shape for key, encoder in zip(self.image_keys, self.images)}
         self.features = sum(encoder.features for encoder in self.images)
         if flat:
             self.vector = MLP(sum(_width(leaf) for leaf in flat.values()), net)
@@ -72,10 +73,20 @@ class Torso(nn.Module):
                 return self._encode(obs).float()
         return self._encode(obs)
 
+    def with_maps(self, obs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Features [N, F] and, for each image, the output of its convolutions [N, C, H, W], before it is flattened."""
+        with torch.autocast(next(iter(obs.values())).device.type, torch.bfloat16, enabled=self.bf16):
+            pairs = {key: encoder.with_map(obs[key]) for key, encoder in zip(self.image_keys, self.images)}
+            features = self._joined([features for features, _ in pairs.values()], obs)
+        return features.float(), {key: x.float() for key, (_, x) in pairs.items()}
+
     def _encode(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
         if self.plain_key is not None:
             return self.vector.forward(obs[self.plain_key])
-        parts = [encoder(obs[key]) for key, encoder in zip(self.image_keys, self.images)]
+        return self._joined([encoder(obs[key]) for key, encoder in zip(self.image_keys, self.images)], obs)
+
+    def _joined(self, parts: list[torch.Tensor], obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The features of the images, and beside them those of everything else."""
         if self.flat_leaves:
             flat = [_flat(obs[key], leaf) for key, leaf in self.flat_leaves]
             parts.append(self.vector(flat[0] if len(flat) == 1 else torch.cat(flat, 1)))

@@ -81,7 +81,7 @@ def test_loss_and_gradient_of_a_fixed_batch_are_those_of_a_loop(double_q, rescal
             moved[at] += h
             sides.append(scalar_loss(moved, bias, config, items, targets))
         assert float(layer.weight.grad[at]) == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-3, abs=1e-6)
-    assert all(p.grad is None for name in ("target_q", "target_torso") for p in learner.nets[name].parameters())
+    assert all(p.grad is None for name in ("target_q", "target_body") for p in learner.nets[name].parameters())
 
 
 def test_the_argmax_is_the_online_net_s_and_the_value_the_target_net_s():

@@ -46,9 +46,7 @@ def test_greedy_is_the_best_mean_and_does_not_vary(net, changes):
     output = act(learner, obs)
     head = learner.nets["q"]
     with torch.inference_mode():
-        x = learner.nets["torso"]({"obs": obs})
-        if "core" in learner.nets:
-            x, _ = learner.nets["core"].step(x, learner.nets["core"].initial(64))
+        x, _ = learner.nets["body"].step({"obs": obs}, learner.nets["body"].initial(64))
         values = head.means(head(x))
     assert output.action.tolist() == values.argmax(1).tolist()
     torch.testing.assert_close(output.extras["q"], values.amax(1), rtol=0, atol=2e-6)

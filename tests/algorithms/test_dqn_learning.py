@@ -145,7 +145,7 @@ def test_a_cue_is_remembered_and_valued(core, changes):
     for row in range(LENGTH):
         with torch.no_grad():
             seen = torch.eye(2) if row == 0 else torch.zeros(2, 2)
-            x, state = learner.nets["core"].step(learner.nets["torso"]({"obs": seen}), state)
+            x, state = learner.nets["body"].step({"obs": seen}, state)
             values = head.means(head(x))
             if config.rescale:
                 values = unrescaled(values)

@@ -49,8 +49,7 @@ def walk(nets, prefix: str, items: Sequences, item: int, noise) -> list[torch.Te
         state = tree.map(torch.zeros_like, state)
     rows: list[torch.Tensor] = [torch.empty(0)] * begin
     for t in range(begin, begin + sum(live) + 1):
-        x = nets[f"{prefix}torso"]({"obs": items.obs["obs"][t, item : item + 1]})
-        y, state = nets[f"{prefix}core"].step(x, state)
+        y, state = nets[f"{prefix}body"].step({"obs": items.obs["obs"][t, item : item + 1]}, state)
         rows.append(nets[f"{prefix}q"](y, noise)[0])
     return rows
 
@@ -141,7 +140,7 @@ def test_each_net_warms_up_by_itself():
 
     online, bootstrap = parts()
     with torch.no_grad():
-        learner.nets["target_core"].rnn.weight_hh_l0.add_(0.5)
+        learner.nets["target_body"].core.rnn.weight_hh_l0.add_(0.5)
     same, moved = parts()
     assert torch.equal(same, online) and not torch.isclose(moved[0], bootstrap[0]).any()
     early = items.obs["obs"].clone()
@@ -256,7 +255,7 @@ def test_updates_on_sequences_lower_their_loss(mix):
 
 
 def learner_size(learner) -> int:
-    return sum(p.numel() for name in ("torso", "core", "q") for p in learner.nets[name].parameters())
+    return sum(p.numel() for name in ("body", "q") for p in learner.nets[name].parameters())
 
 
 def test_statistics_of_observations_are_those_of_live_rows():

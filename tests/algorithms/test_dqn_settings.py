@@ -60,7 +60,7 @@ def test_the_trunk_of_two_streams_learns_with_its_gradient_scaled_and_the_stream
     plain, scaled = (built(HIDDEN, dueling=True, stream=5, trunk_scale=on) for on in (False, True))
     for learner in (plain, scaled):
         learner.gradients(minibatch(learner, transitions()))
-    for name, factor in (("torso", 1 / math.sqrt(2)), ("q", 1.0)):
+    for name, factor in (("body", 1 / math.sqrt(2)), ("q", 1.0)):
         for before, after in zip(plain.nets[name].parameters(), scaled.nets[name].parameters(), strict=True):
             assert before.grad.any()
             torch.testing.assert_close(after.grad, factor * before.grad)
@@ -83,7 +83,7 @@ def test_noise_starts_with_a_deviation_of_sigma_over_the_root_of_the_inputs(sigm
 def test_torsos_start_uniform_within_one_over_the_root_of_the_inputs(leaf):
     torch.manual_seed(5)
     spec = dataclasses.replace(SPEC, obs={"obs": leaf})
-    torso = algorithm(NetConfig(hidden=(64, 128), features=64), spec).nets()["torso"]
+    torso = algorithm(NetConfig(hidden=(64, 128), features=64), spec).nets()["body"].torso
     weights, biases = ([p.detach() for p in torso.parameters() if (p.dim() == 1) == bias] for bias in (False, True))
     for weight, bias in zip(weights, biases, strict=True):
         bound = 1 / math.sqrt(weight[0].numel())

@@ -208,8 +208,8 @@ def test_values_of_all_rows_equal_a_full_forward_pass(name):
         with torch.no_grad():
             for t in range(T + 1):
                 obs = {"obs": batch.obs["obs"][t]}
-                features, state = nets_build.features_step(nets, obs, state)
-                value.append(nets["value"](nets["value_torso"](obs) if name == "split" else features))
+                features, state = nets["body"].step(nets["normalizer"](obs), state)
+                value.append(nets["value"](nets["value_body"].step(obs, {})[0] if name == "split" else features))
                 if t < T:
                     keep = batch.live[t].view(-1, 1, 1)
                     state = tree.map(lambda x: x * keep, state)  # noqa: B023

@@ -54,7 +54,7 @@ def test_the_first_policy_is_nearly_uniform_and_weights_start_orthogonal(name):
     output = rig.learner.gradients(rig.prepared(rig.collect()))
     assert float(output.metrics["entropy"]) >= 0.99 * math.log(3)
     nets = rig.learner.nets
-    torsos = [nets[name] for name in ("torso", "value_torso") if name in nets]
+    torsos = [nets[name].torso for name in ("body", "value_body") if name in nets]
     layers = [(layer, 2.0) for torso in torsos for layer in torso.vector.layers]
     layers += [(nets["policy"].linear, 1e-4), (nets["value"].linear, 1.0)]
     for layer, gain in layers:

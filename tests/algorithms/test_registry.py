@@ -171,7 +171,7 @@ def test_code_that_is_trusted_is_used(planted, module, trust, where):
         config = dataclasses.replace(PLAIN, net=NetConfig(module=f"{module}:Net"))
     read = decode_config(encode_config(config), (trust,))
     assert read == config
-    assert "torso" in build_algorithm(read, SPEC).nets()
+    assert "body" in build_algorithm(read, SPEC).nets()
     assert planted.exists()
 
 

@@ -7,7 +7,7 @@ import torch
 
 from rookery.core.config import NetConfig
 from rookery.core.types import ActionSpec, EnvSpec, Leaf
-from rookery.nets.build import actor_critic, initial_state, policy_step, policy_value_sequence
+from rookery.nets.build import actor_critic, policy_value_sequence
 from rookery.nets.flat import FlatParams
 
 VECTOR = EnvSpec("toy", {"obs": Leaf((4,), "float32", "vector")}, ActionSpec("discrete", choices=(3,)))
@@ -46,13 +46,13 @@ def rows(obs, t):
 
 
 def test_entries_and_their_order():
-    assert list(make(VECTOR)) == ["normalizer", "torso", "policy", "value_torso", "value"]
-    assert list(make(VECTOR, shared=True)) == ["normalizer", "torso", "policy", "value"]
-    assert list(make(VECTOR, core="gru")) == ["normalizer", "torso", "core", "policy", "value"]
-    assert list(make(IMAGE)) == ["normalizer", "torso", "policy", "value"]  # images share
+    assert list(make(VECTOR)) == ["normalizer", "body", "policy", "value_body", "value"]
+    assert list(make(VECTOR, shared=True)) == ["normalizer", "body", "policy", "value"]
+    assert list(make(VECTOR, core="gru")) == ["normalizer", "body", "policy", "value"]
+    assert list(make(IMAGE)) == ["normalizer", "body", "policy", "value"]  # images share
     nets = make(VECTOR)
-    flat = FlatParams(nets)
-    n = flat.prefix([nets[name] for name in ("normalizer", "torso", "policy")])
+    flat = FlatParams(nets.values())
+    n = flat.prefix([nets[name] for name in ("normalizer", "body", "policy")])
     assert 0 < n < flat.data.numel()
 
 
@@ -66,15 +66,15 @@ def test_acting_and_learning_compute_the_same(spec, core, normalize):  # P27
     nets["normalizer"].update(obs, torch.ones(T, B, dtype=torch.bool))
     reset = torch.zeros(T, B, dtype=torch.bool)
     reset[2, 1] = reset[4, 0] = reset[0, 2] = True
-    state0 = {key: torch.randn_like(x) for key, x in initial_state(nets, B).items()}
+    state0 = {key: torch.randn_like(x) for key, x in nets["body"].initial(B).items()}
     params, value = policy_value_sequence(nets, obs, state0, reset)
     assert value.shape == (T, B)
     head, state = nets["policy"], state0
     for t in range(T):
-        fresh = initial_state(nets, B)
+        fresh = nets["body"].initial(B)
         state = {key: torch.where(reset[t].view(B, 1, 1), fresh[key], x) for key, x in state.items()}
-        row, state = policy_step(nets, rows(obs, t), state)
-        action, logp = head.sample(row, torch.Generator().manual_seed(t))
+        features, state = nets["body"].step(nets["normalizer"](rows(obs, t)), state)
+        action, logp = head.sample(head(features), torch.Generator().manual_seed(t))
         at = params[t] if torch.is_tensor(params) else tuple(p[t] for p in params)
         torch.testing.assert_close(head.logp_entropy(at, action)[0], logp, rtol=1e-5, atol=1e-5)
 
@@ -92,21 +92,19 @@ def test_flat_batches_equal_time_major_ones(spec):
 def test_what_is_not_wanted_does_not_run():
     nets, obs = make(VECTOR), random_obs(VECTOR, 4, 3)
     ran = []
-    for name in nets:
-        nets[name].register_forward_hook(lambda *_, name=name: ran.append(name))
+    for name, module in nets.named_modules():
+        module.register_forward_hook(lambda *_, name=name: ran.append(name))
     params, value = policy_value_sequence(nets, obs, {}, None, want_policy=False)
-    assert params is None and value.shape == (4, 3) and set(ran) <= {"normalizer", "value_torso", "value"}
-    ran.clear()
-    params, value = policy_value_sequence(nets, obs, {}, None, want_value=False)
-    assert value is None and params.shape == (4, 3, 3) and set(ran) <= {"normalizer", "torso", "policy"}
+    assert params is None and value.shape == (4, 3)
+    assert {"value_body.torso", "value"} <= set(ran) and not {"body.torso", "policy"} & set(ran)
 
 
 def test_separate_torsos_do_not_touch_each_other():
     nets, obs = make(VECTOR), random_obs(VECTOR, 5)
     _, value = policy_value_sequence(nets, obs, {}, None)
     value.sum().backward()
-    assert all(p.grad is None for name in ("torso", "policy") for p in nets[name].parameters())
-    assert all(p.grad is not None for name in ("value_torso", "value") for p in nets[name].parameters())
+    assert all(p.grad is None for name in ("body", "policy") for p in nets[name].parameters())
+    assert all(p.grad is not None for name in ("value_body", "value") for p in nets[name].parameters())
 
 
 def test_the_first_policy_is_nearly_uniform():  # P31
@@ -118,6 +116,6 @@ def test_the_first_policy_is_nearly_uniform():  # P31
 
 
 def test_state_is_empty_without_a_core():
-    nets = make(VECTOR)
-    assert initial_state(nets, 3) == {}
-    assert policy_step(nets, random_obs(VECTOR, 3), {})[1] == {}
+    body = make(VECTOR)["body"]
+    assert body.initial(3) == {}
+    assert body.step(random_obs(VECTOR, 3), {})[1] == {}

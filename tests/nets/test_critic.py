@@ -12,7 +12,6 @@ from rookery.core.errors import UsageError
 from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.nets.critic import (
     STD_FLOOR,
-    Body,
     CategoricalHead,
     Critic,
     DeterministicPolicy,
@@ -106,9 +105,9 @@ def test_the_standard_networks_are_the_papers_layers_and_nothing_else():
 
 
 @pytest.mark.parametrize("second", [(), ("terrain", "camera")])
-def test_encoders_start_uniform_within_one_over_the_root_of_their_inputs(second):
-    encoder = Body(BODY, NET, second).encoder
-    layers = [layer for layer in encoder.modules() if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d)]
+def test_torsos_start_uniform_within_one_over_the_root_of_their_inputs(second):
+    torso = DeterministicPolicy(BODY, NET, (7,), second_torso=second).torso
+    layers = [layer for layer in torso.modules() if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d)]
     assert len(layers) >= 3
     for layer in layers:
         bound = layer.weight[0].numel() ** -0.5
@@ -120,7 +119,7 @@ def test_two_torsos_keep_their_groups_apart_until_they_are_joined():
     second = ("terrain", "camera")
     policy = DeterministicPolicy(BODY, NET, (7,), second_torso=second)
     one, other = observe(BODY, 3, seed=1), observe(BODY, 3, seed=2)
-    first = policy.encoder.first.features
+    first = policy.torso.first.features
     here, there = policy.step(one, {})[0], policy.step(one | {key: other[key] for key in second}, {})[0]
     assert torch.equal(here[:, :first], there[:, :first]) and not torch.equal(here[:, first:], there[:, first:])
     there = policy.step(other | {key: one[key] for key in second}, {})[0]

@@ -13,7 +13,7 @@ from rookery.core.config import NetConfig
 from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.nets.flat import FlatParams
 from rookery.nets.noisy import factors
-from rookery.nets.qnet import ONLINE, QHead, copy_to_targets, features_sequence, q_nets
+from rookery.nets.qnet import ONLINE, QHead, copy_to_targets, q_nets
 
 SPEC = EnvSpec("test", {"obs": Leaf((5,), "float32", "vector")}, ActionSpec("discrete", (3,)))
 ATOMS = torch.linspace(-2, 2, 5)
@@ -138,10 +138,9 @@ def test_the_gradient_into_the_trunk_is_scaled_and_nothing_else():
 @pytest.mark.parametrize("net", [{}, {"core": "lstm"}, {"normalize_obs": True}])
 def test_what_actors_need_comes_first_and_targets_are_not_trained(net):
     nets = nets_of(**net)
-    online = [name for name in ONLINE if name in nets]
-    assert list(nets) == ["normalizer", *online, "epsilon", *(f"target_{name}" for name in online)]
-    flat = FlatParams([nets[name] for name in online])
-    assert flat.prefix([nets[name] for name in ("normalizer", *online, "epsilon")]) == flat.data.numel()
+    assert list(nets) == ["normalizer", *ONLINE, "epsilon", *(f"target_{name}" for name in ONLINE)]
+    flat = FlatParams([nets[name] for name in ONLINE])
+    assert flat.prefix([nets[name] for name in ("normalizer", *ONLINE, "epsilon")]) == flat.data.numel()
     assert all(p.requires_grad != name.startswith("target_") for name, m in nets.items() for p in m.parameters())
     assert [b.item() for b in nets["epsilon"].published()] == [1.0]
 
@@ -150,19 +149,17 @@ def test_what_actors_need_comes_first_and_targets_are_not_trained(net):
 def test_targets_are_copies_and_not_references(core):
     """P67."""
     nets = nets_of({"sigma": 0.5}, core=core)
-    online = [name for name in ONLINE if name in nets]
-    FlatParams([nets[name] for name in online])
+    FlatParams([nets[name] for name in ONLINE])
     obs, reset = {"obs": torch.randn(4, 2, 5)}, torch.zeros(4, 2, dtype=torch.bool)
 
     def run(prefix):
-        if core == "none":
-            return nets[f"{prefix}q"](nets[f"{prefix}torso"]({"obs": obs["obs"][0]}))
-        return nets[f"{prefix}q"](features_sequence(nets, obs, nets["core"].initial(2), reset, prefix)[0])
+        body = nets[f"{prefix}body"]
+        return nets[f"{prefix}q"](body.sequence(obs, body.initial(2), reset)[0])
 
     first = run("")
     assert torch.equal(run("target_"), first)
     with torch.no_grad():
-        for name in online:
+        for name in ONLINE:
             for parameter in nets[name].parameters():
                 parameter.add_(0.1)
     second = run("")

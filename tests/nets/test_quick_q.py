@@ -11,7 +11,6 @@ import torch
 
 from rookery.core.config import NetConfig
 from rookery.core.types import ActionSpec, EnvSpec, Leaf
-from rookery.nets.build import features_step
 from rookery.nets.flat import FlatParams
 from rookery.nets.noisy import factors
 from rookery.nets.qnet import QHead, q_nets
@@ -42,28 +41,28 @@ def test_it_computes_what_the_modules_compute(fields, dueling, atoms, sigma, str
         noises.append(factors(64, head.noise, generator=torch.Generator().manual_seed(1)))
     for noise in noises:
         with torch.inference_mode():
-            expected = head.means(head(features_step(nets, obs, {})[0], noise))
-        values = quick.values(obs["obs"].numpy(), None if noise is None else noise.numpy())
+            expected = head.means(head(nets["body"].step(nets["normalizer"](obs), {})[0], noise))
+        values = quick.values(obs, noise)
         assert values.dtype == np.float32
         torch.testing.assert_close(torch.from_numpy(values), expected, rtol=0, atol=2e-6)
 
 
 def test_it_computes_a_shared_bias():
-    nets, obs = nets_of({"shared_bias": True}), torch.randn(9, 5)
+    nets, obs = nets_of({"shared_bias": True}), {"obs": torch.randn(9, 5)}
     with torch.inference_mode():
-        expected = nets["q"](features_step(nets, {"obs": obs}, {})[0])
-    torch.testing.assert_close(torch.from_numpy(QuickQ(nets).values(obs.numpy())), expected, rtol=0, atol=2e-6)
+        expected = nets["q"](nets["body"].step(obs, {})[0])
+    torch.testing.assert_close(torch.from_numpy(QuickQ(nets).values(obs)), expected, rtol=0, atol=2e-6)
 
 
 def test_it_sees_weights_that_change_in_place_and_notices_when_they_move():
     nets = nets_of({"dueling": True})
-    quick, obs = QuickQ(nets), torch.randn(4, 5).numpy()
+    quick, obs = QuickQ(nets), {"obs": torch.randn(4, 5)}
     before = quick.values(obs)
     with torch.no_grad():
         nets["q"].value.layers[0].bias.add_(1.0)
     torch.testing.assert_close(quick.values(obs), before + 1.0)
     assert not quick.stale
-    FlatParams([nets["torso"], nets["q"]])
+    FlatParams([nets["body"], nets["q"]])
     assert quick.stale
 
 

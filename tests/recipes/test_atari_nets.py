@@ -32,7 +32,7 @@ def weights(recipe: str, *modules: str) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("recipe", ["dqn", "double_dqn", "gorila"])
 def test_one_head_on_a_layer_of_512(recipe):
-    assert weights(recipe, "torso", "q") == [*CONVOLUTIONS, (512, FLAT), (ACTIONS, 512)]
+    assert weights(recipe, "body", "q") == [*CONVOLUTIONS, (512, FLAT), (ACTIONS, 512)]
 
 
 def test_the_actions_of_the_tuned_double_dqn_share_a_bias():
@@ -42,15 +42,15 @@ def test_the_actions_of_the_tuned_double_dqn_share_a_bias():
 
 @pytest.mark.parametrize("recipe", ["prioritized_dueling_dqn", "apex_dqn"])
 def test_two_streams_on_the_convolutions(recipe):
-    assert weights(recipe, "torso", "q") == [*CONVOLUTIONS, (512, FLAT), (ACTIONS, 512), (512, FLAT), (1, 512)]
+    assert weights(recipe, "body", "q") == [*CONVOLUTIONS, (512, FLAT), (ACTIONS, 512), (512, FLAT), (1, 512)]
 
 
 def test_c51_has_a_distribution_for_every_action():
-    assert weights("c51", "torso", "q") == [*CONVOLUTIONS, (512, FLAT), (51 * ACTIONS, 512)]
+    assert weights("c51", "body", "q") == [*CONVOLUTIONS, (512, FLAT), (51 * ACTIONS, 512)]
 
 
 def test_rainbow_has_two_noisy_streams_of_distributions():
     streams = [(512, FLAT), (51 * ACTIONS, 512), (512, FLAT), (51, 512)]
-    assert weights("rainbow", "torso", "q") == [*CONVOLUTIONS, *streams]
+    assert weights("rainbow", "body", "q") == [*CONVOLUTIONS, *streams]
     head = nets_of("rainbow")["q"]
     assert [tuple(p.shape) for name, p in head.named_parameters() if "sigma" in name and p.dim() > 1] == streams

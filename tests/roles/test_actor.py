@@ -26,7 +26,6 @@ from rookery.core.config import NetConfig
 from rookery.core.errors import EnvError
 from rookery.core.unroll import as_unroll, empty_unroll, unroll_shapes
 from rookery.nets import build as nets_build
-from rookery.nets.core import Core
 from rookery.roles.actor import Actor
 from rookery.storage.codec import decode_tree, encode_tree
 
@@ -163,16 +162,17 @@ def test_a_recorded_chunk_replayed_gives_the_recorded_log_probabilities(net, chu
 def test_log_probabilities_are_those_of_fresh_episodes(net):
     """P25 end to end: an episode's rows do not depend on what the lane did before it."""
     rig = build(net=net)
-    nets, core = rig.learner.nets, rig.learner.nets["core"]
+    nets, body = rig.learner.nets, rig.learner.nets["body"]
     for _ in range(6):
         rig.actors[0].unroll(rig.buffers[0], 0)
         out = rig.buffers[0]
         for lane, row in np.argwhere(~out.live[:-1].T):
             stop = next((t for t in range(row + 1, T) if (out.terminated | out.truncated)[t, lane]), T - 1)
-            state = core.initial(1)
+            state = body.initial(1)
             for t in range(row + 1, stop + 1):
                 obs = {"obs": torch.from_numpy(out.obs["obs"][t, lane : lane + 1].copy())}
-                params, state = nets_build.policy_step(nets, obs, state)
+                features, state = body.step(obs, state)
+                params = nets["policy"](features)
                 logp, _ = nets["policy"].logp_entropy(params, torch.from_numpy(out.action[t, lane : lane + 1].copy()))
                 assert abs(logp.item() - out.logp[t, lane]) < 1e-6
 
@@ -322,13 +322,13 @@ def test_an_unroll_is_a_view_of_the_arrays_it_was_given():
 def test_the_state_that_is_stored_is_what_the_core_returns():
     """Layers and leaves keep their places on the way through numpy: 2 layers, every number different."""
     rig = build(net=CORES[3])
-    core: Core = rig.learner.nets["core"]
+    body = rig.learner.nets["body"]
     rig.actors[0].unroll(rig.buffers[0], 0)
     obs = {"obs": torch.from_numpy(rig.buffers[0].obs["obs"].copy())}
-    state = core.initial(B)
+    state = body.initial(B)
     with torch.no_grad():
         for t in range(3):
-            _, state = nets_build.policy_step(rig.learner.nets, {"obs": obs["obs"][t]}, state)
+            _, state = body.step({"obs": obs["obs"][t]}, state)
             keep = torch.from_numpy(rig.buffers[0].live[t].copy()).view(-1, 1, 1)
             state = {leaf: value * keep for leaf, value in state.items()}
     for leaf in ("h", "c"):

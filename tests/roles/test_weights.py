@@ -98,16 +98,16 @@ def test_only_what_acting_needs_is_published():
     before = {key: value.clone() for key, value in nets.state_dict().items()}
     published.load(rig.learner.published.read())
     changed = {key.partition(".")[0] for key, value in nets.state_dict().items() if not torch.equal(before[key], value)}
-    assert changed == {"torso", "policy"}
+    assert changed == {"body", "policy"}
     assert published.size < rig.learner.flat["all"].data.numel()
 
 
 class Swapped(PPO):
-    """Publishes in another order than its group has: torso and policy would change places."""
+    """Publishes in another order than its group has: body and policy would change places."""
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.published = ("policy", "torso")
+        self.published = ("policy", "body")
 
 
 def test_an_order_that_would_mix_up_the_weights_is_refused_or_harmless():
@@ -118,6 +118,6 @@ def test_an_order_that_would_mix_up_the_weights_is_refused_or_harmless():
         Published(algorithm, nets).load(learner.published.read())
     except ValueError:
         return
-    for name in ("policy", "torso"):
+    for name in ("policy", "body"):
         for mine, theirs in zip(nets[name].parameters(), learner.nets[name].parameters(), strict=True):
             assert torch.equal(mine, theirs)

@@ -1,0 +1,93 @@
+"""From observations to features: a torso, and a recurrent core if there is one. All algorithms use this one module.
+
+`step` is for acting, one row; `sequence` is for learning, [T, B, ...]. Both compute the same numbers. Observations come
+in normalised: the bodies of an algorithm (policy and value, online and target) share one normalizer, which runs once
+for all of them. A target network is a deep copy of a body.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from rookery.core import tree
+from rookery.core.config import NetConfig
+from rookery.core.errors import UsageError
+from rookery.core.types import EnvSpec, Tree
+from rookery.nets.core import Core
+
+
+class Body(nn.Module):
+    """`features` is the width of the output. Without a core the state is {} and stays so, and resets are not read."""
+
+    def __init__(self, spec: EnvSpec, net: NetConfig, torso: nn.Module):
+        super().__init__()
+        self.torso, self.core = torso, None
+        self.features: int = torso.features
+        if net.core != "none":
+            self.core = Core(net.core, torso.features, net.core_size, net.core_layers)
+            self.features = net.core_size
+        self._parts = (torso, self.core)  # what a step needs, without its lookups
+        self._key, leaf = next(iter(spec.obs.items()))
+        self._axes = len(leaf.shape)
+
+    def initial(self, lanes: int) -> Tree:
+        """The recurrent state at an episode's start."""
+        return {} if self.core is None else self.core.initial(lanes)
+
+    def step(self, obs: Tree, state: Tree) -> tuple[torch.Tensor, Tree]:
+        """obs [B, ...] and the state before them: features [B, F] and the next state."""
+        torso, core = self._parts
+        features = torso(obs)
+        return (features, state) if core is None else core.step(features, state)
+
+    def sequence(self, obs: Tree, state: Tree, reset: torch.Tensor | None) -> tuple[torch.Tensor, Tree]:
+        """obs [T, B, ...] and the state before row 0: features [T, B, F] and the state behind the last row.
+
+        `reset` [T, B] says before which rows the state is zeroed. Without a core any leading axes will do.
+        """
+        lead = self._lead(obs)
+        return self._recurrent(_split(self.torso(_joined(obs, lead)), lead), state, reset)
+
+    def sequence_and_maps(
+        self, obs: Tree, state: Tree, reset: torch.Tensor | None
+    ) -> tuple[torch.Tensor, Tree, dict[str, torch.Tensor]]:
+        """As `sequence`, and for each image what its convolutions made of it, [T, B, C, H, W], from the same pass."""
+        keys, lead = self.map_shapes, self._lead(obs)
+        features, maps = self.torso.with_maps(_joined(obs, lead))
+        features, state = self._recurrent(_split(features, lead), state, reset)
+        return features, state, {key: _split(maps[key], lead) for key in keys}
+
+    def burned_in(self, obs: Tree, state: Tree, reset: torch.Tensor, burn_in: int) -> torch.Tensor:
+        """Features of the rows behind the first `burn_in`, which pass no gradient: they only bring the state along."""
+        if burn_in:
+            with torch.no_grad():
+                _, state = self.sequence(tree.map(lambda x: x[:burn_in], obs), state, reset[:burn_in])
+        return self.sequence(tree.map(lambda x: x[burn_in:], obs), state, reset[burn_in:])[0]
+
+    @property
+    def map_shapes(self) -> dict[str, tuple[int, int, int]]:
+        """(C, H, W) of the maps of `sequence_and_maps`, by the name of the image. An error if there is none."""
+        if shapes := getattr(self.torso, "map_shapes", {}):
+            return shapes
+        raise UsageError(
+            f"the torso {type(self.torso).__name__} has no spatial map of an image, which this network needs; with "
+            "image observations use net.torso 'nature', 'small' or 'impala', or give the class of net.module "
+            "`map_shapes` and `with_maps` (see docs/your-network.md)"
+        )
+
+    def _recurrent(self, features: torch.Tensor, state: Tree, reset: torch.Tensor | None) -> tuple[torch.Tensor, Tree]:
+        return (features, state) if self.core is None else self.core.sequence(features, state, reset)
+
+    def _lead(self, obs: Tree) -> torch.Size:
+        """The leading (time and batch) axes of observations."""
+        shape = obs[self._key].shape
+        return shape[: len(shape) - self._axes]
+
+
+def _joined(obs: Tree, lead: torch.Size) -> Tree:
+    return tree.map(lambda x: x.flatten(0, len(lead) - 1), obs) if len(lead) > 1 else obs
+
+
+def _split(x: torch.Tensor, lead: torch.Size) -> torch.Tensor:
+    return x.unflatten(0, lead) if len(lead) > 1 else x
