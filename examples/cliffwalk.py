@@ -18,7 +18,7 @@ import numpy as np
 
 from rookery.core.config import ReplayConfig
 from rookery.core.types import ActionSpec, EnvSpec, Leaf, Replay
-from rookery.tables.replay import ReplayTable
+from rookery.tables.memory import ReplayMemory
 
 SPEC = EnvSpec("CliffWalk", {"obs": Leaf((1,), "float32", "vector")}, ActionSpec("discrete", (2,), (0,)))
 BATCH, STEP, CLOSE, LIMIT = 1, 0.25, 1e-3, 2_000_000
@@ -41,7 +41,7 @@ def transitions(n: int) -> np.ndarray:
     return np.array(rows)
 
 
-def memory(n: int, sampler: str, seed: int) -> ReplayTable:
+def memory(n: int, sampler: str, seed: int) -> ReplayMemory:
     rows = transitions(n)
     np.random.default_rng(seed).shuffle(rows)
     count = len(rows)
@@ -61,7 +61,7 @@ def memory(n: int, sampler: str, seed: int) -> ReplayTable:
         "priority": np.full(count, np.nan, np.float32),
     }
     shapes = {path: (array.shape, str(array.dtype)) for path, array in parcel.items()}
-    table = ReplayTable(Replay(config, 1 - 1 / n), shapes, SPEC, actors=1, seed=seed)
+    table = ReplayMemory(Replay(config, 1 - 1 / n), shapes, SPEC, actors=1, seed=seed)
     table.insert(parcel, 0)
     return table
 
