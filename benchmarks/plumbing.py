@@ -4,8 +4,8 @@ nothing, as the number of actors grows.
     .venv/bin/python benchmarks/plumbing.py [--unrolls 4000]
 
 Each row is one crew and one table. `parent` is the processor time of the parent process per unroll (inline: the time
-without acting, so measure on a quiet machine). It should not grow with the number of actors. A round hands all unrolls of all actors over at once, a queue with lag in
-batches of 8.
+without acting, so measure on a quiet machine). It should not grow with the number of actors. A round hands all unrolls
+of all actors over at once, a queue with lag in batches of 8.
 """
 
 from __future__ import annotations
