@@ -7,7 +7,7 @@ the actors are objects in its own process (`inline.py`) or processes (`process.p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,8 +55,11 @@ class Crew(Protocol):
         """Have an actor fill one more unroll; `progress` is the share of the run that lies behind."""
         ...
 
-    def arrived(self, patience: float) -> list[Delivery]:
-        """What has been filled by now, waiting for the first at most so many seconds."""
+    def arrived(self, patience: float) -> Iterator[Delivery]:
+        """What has been filled by now, waiting for the first at most so many seconds; to be taken to the end.
+
+        Failures are told in between, in the order in which they happened.
+        """
         ...
 
     def publish(self, read: Callable[[], torch.Tensor], version: int) -> None:

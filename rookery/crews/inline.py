@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -126,18 +126,20 @@ class InlineCrew:
             self._mirror.load(read())
         self.version = version
 
-    def arrived(self, patience: float) -> list[Delivery]:
+    def arrived(self, patience: float) -> Iterator[Delivery]:
         if self._orders:
             self._threads.acting()
         while self._orders:
-            self._fill(self._producers[self._orders.popleft()])
-        if self._in_order or not self._filled:
-            arrived, self._filled = self._filled, []
-            return arrived
-        return [self._filled.pop(self._chance.randrange(len(self._filled)))]
+            delivery = self._fill(self._producers[self._orders.popleft()])
+            if delivery is not None and self._in_order:
+                yield delivery
+            elif delivery is not None:
+                self._filled.append(delivery)
+        if self._filled:
+            yield self._filled.pop(self._chance.randrange(len(self._filled)))
 
-    def _fill(self, producer: Producer) -> None:
-        """What an actor that fails was to fill is ordered again, as it is of a process."""
+    def _fill(self, producer: Producer) -> Delivery | None:
+        """None if the actor failed: what it was to fill has to be ordered again, as it has of a process."""
         actor, arrays = producer.index, self._free.pop()
         try:
             report = producer.fill(arrays, self.version or 0, self._tick(producer))
@@ -145,11 +147,10 @@ class InlineCrew:
             self._release(actor, arrays)
             self._fail(producer, error)
             self._begin(producer)
-            return
+            return None
         self._restarts[actor].worked()
         self.sequences[actor] += 1
-        release = partial(self._release, actor, arrays)
-        self._filled.append(Delivery(actor, self.sequences[actor] - 1, arrays, report, release))
+        return Delivery(actor, self.sequences[actor] - 1, arrays, report, partial(self._release, actor, arrays))
 
     def _release(self, actor: int, arrays: Arrays) -> None:
         self._free.append(arrays)

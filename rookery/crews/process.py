@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,18 +133,16 @@ class ProcessCrew:
         self._buffers.pulse.beat(actor)
         self._deadlines[actor].rearm()
 
-    def arrived(self, patience: float) -> list[Delivery]:
-        deliveries: list[Delivery] = []
+    def arrived(self, patience: float) -> Iterator[Delivery]:
         for index in self.pool.poll(patience):
-            self._hear(index, deliveries)
+            yield from self._hear(index)
         now = time.monotonic()
         if now - self._looked >= LOOK:
             self._looked = now
             for index in self._overdue():
                 self.pool.lose(index, self.pool.hung(index, self._buffers.pulse.age(index)))
-        return deliveries
 
-    def _hear(self, index: int, deliveries: list[Delivery]) -> None:
+    def _hear(self, index: int) -> Iterator[Delivery]:
         """Everything that a worker has said: unrolls, and at last the end it came to, if it came to one."""
         channel = self.pool.channel(index)
         try:
@@ -153,7 +151,7 @@ class ProcessCrew:
                 if message["op"] == "cut":
                     self._cut(index, message)
                 else:
-                    deliveries.append(self._delivery(index, message))
+                    yield self._delivery(index, message)
         except Lost as lost:
             self.pool.lose(index, lost)
 

@@ -110,14 +110,16 @@ class Loop:
         """Take what has arrived; wait for it only if there is nothing to train on."""
         journal, crew, overlaps = self.job.journal, self.crew, not self.table.rounds
         patience = self.table.patience
-        with journal.collecting(overlaps, waits=patience > 0):
-            deliveries = crew.arrived(patience)
-        for delivery in deliveries:
+        arrivals = crew.arrived(patience)
+        while True:
+            with journal.collecting(overlaps, waits=patience > 0):
+                delivery = next(arrivals, None)
+            if delivery is None:
+                break
             journal.told(delivery.actor, delivery.report, crew.parallel, overlaps)
             with journal.split.stage("transfer"):
                 self.table.insert(delivery)
-        if deliveries:
-            self.count_losses()
+                self.count_losses()
 
     def learn(self) -> None:
         job, journal, table, trainer = self.job, self.job.journal, self.table, self.trainer
