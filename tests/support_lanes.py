@@ -16,6 +16,7 @@ import torch
 
 from rookery.algorithms.ppo import PPO, PPOConfig
 from rookery.core.config import NetConfig
+from rookery.core.reduce import ALONE
 from rookery.core.types import ActionSpec, ActorReport, EnvSpec, Leaf, Unroll
 from rookery.core.unroll import empty_unroll, unroll_shapes
 from rookery.envs.lanes import LaneFault, Lanes
@@ -260,7 +261,7 @@ class Rig:
         return self.learner.step(self.collect(), progress)
 
     def prepared(self, batch: Unroll):
-        return self.algorithm.prepare(self.learner.nets, batch, lambda x: x)
+        return self.algorithm.prepare(self.learner.nets, batch, ALONE)
 
 
 SMALL = PPOConfig(unroll=6, chunk=3, epochs=2, minibatches=2)
@@ -272,11 +273,6 @@ NETS = {
     "lstm": NetConfig(hidden=(8,), core="lstm", core_size=5),
     "lstm2": NetConfig(hidden=(8,), core="lstm", core_size=5, core_layers=2),
 }
-
-
-def identity(x: torch.Tensor) -> torch.Tensor:
-    """The reduction of one process."""
-    return x
 
 
 def build(

@@ -7,7 +7,7 @@ learner's; the field names and shapes are the same on both. Shapes are time-majo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -116,17 +116,24 @@ class ActOutput:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """Named losses, one per parameter group; each backpropagates into its own group only."""
+    """Named losses, one per parameter group; each backpropagates into its own group only.
+
+    Every loss and `stop` are means, and `weight` is the count that they are divided by: with it, parts of a batch on
+    several ranks average to the whole. Metrics are of this rank's rows and may be means over another count.
+    """
 
     losses: dict[str, torch.Tensor]
     metrics: dict[str, torch.Tensor]  # detached scalars; they become numbers once, at the sink
     priorities: torch.Tensor | None = None
     stop: torch.Tensor | None = None  # a scalar: beyond `Algorithm.stop_above` the update ends early (KL limit)
+    weight: torch.Tensor | float = 1.0  # live rows (or items) behind the losses; 1: all ranks count the same
 
 
 @dataclass(frozen=True)
 class Queue:
     """Unrolls are trained on once, in order. max_lag 0 is synchronous: act, wait, learn, wait."""
+
+    check_every: ClassVar[int] = 1  # updates between two checks that all weights are finite
 
     max_lag: int = 0
 
@@ -134,6 +141,8 @@ class Queue:
 @dataclass(frozen=True)
 class Replay:
     """Steps are kept in a memory and trained on many times, as items: n-step transitions, or sequences."""
+
+    check_every: ClassVar[int] = 50  # as above; small updates would spend a tenth of their time on it
 
     memory: ReplayConfig
     gamma: float  # discount, for the n-step sums
@@ -230,7 +239,7 @@ class GradientReport(ActorReport):
 
 @dataclass(frozen=True)
 class StepReport:
-    """What came out of one update."""
+    """What came out of one update. With several ranks metrics and priorities are those of this rank's own data."""
 
     metrics: dict[str, float]
     priorities: torch.Tensor | None = None

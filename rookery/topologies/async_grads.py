@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 
-from rookery.algorithms.base import Algorithm
 from rookery.core.config import RunConfig
 from rookery.core.errors import NumericError, UsageError
 from rookery.core.types import EnvSpec, GradientReport, Queue, StepReport
@@ -38,7 +37,7 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
         plan = job.algorithm.plan()
         if isinstance(plan.table, Queue):
             raise UsageError(f"recipe {config.recipe} has no replay memory; --topology async_grads needs one")
-        if type(job.algorithm).pulled is Algorithm.pulled:
+        if not job.algorithm.remote_gradients:
             raise UsageError(f"recipe {config.recipe} cannot compute gradients elsewhere: its targets would not follow")
         if config.net.normalize_obs:
             raise UsageError("the applier sees no observations to normalise by; use --net.normalize-obs False")
