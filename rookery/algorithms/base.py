@@ -33,6 +33,7 @@ class Algorithm(ABC):
     remote_gradients: bool = True
 
     def __init__(self, config: Any, net: NetConfig, spec: EnvSpec, lanes: int):
+        """`lanes` is the number of environments of the whole run, those of all ranks."""
         self.config, self.net = within(config, "algo."), within(net, "net.")
         self.spec, self.lanes = spec, lanes
 

@@ -50,7 +50,6 @@ class Exchange:
         *parts, numbers = self._reduce.sum(self._vector).split([*self._sizes, 3 + len(self._flat)])
         rows, stop, faults, *due = numbers.tolist()
         rows = rows or 1.0  # no live row anywhere: the sums are 0
-        for flat, part, ranks in zip(self._flat.values(), parts, due):
-            if ranks:
-                torch.div(part, rows, out=flat.grad)
+        for flat, part in zip(self._flat.values(), parts):
+            torch.div(part, rows, out=flat.grad)
         return Verdict(stop / rows, faults > 0, tuple(group for group, ranks in zip(self._flat, due) if ranks))

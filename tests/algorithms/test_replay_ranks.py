@@ -25,8 +25,7 @@ SPLITS = {"equal": [8, 8], "unequal": [3, 13], "three": [5, 1, 10]}
 def split(items: Transitions | Sequences, sizes: list[int]) -> list:
     """The items of each rank. Sequences are time-major, but for the fields of whole items."""
     if isinstance(items, Transitions):
-        parts = [tree.map_fields(items, lambda x, r=r: x.split(sizes)[r].clone()) for r in range(len(sizes))]
-        return parts
+        return [tree.map_fields(items, lambda x, r=r: x.split(sizes)[r].clone()) for r in range(len(sizes))]
     whole = ("state", "weight", "version")
     rows = [tree.map_fields(items, lambda x, r=r: x.split(sizes, 1)[r].clone(), skip=whole) for r in range(len(sizes))]
     return [
@@ -63,8 +62,7 @@ class Run:
 
 def dqn(net: NetConfig, **changes):
     def make(reduce) -> Learner:
-        learner = support_dqn.built(net, reduce=reduce, **changes)
-        return learner
+        return support_dqn.built(net, reduce=reduce, **changes)
 
     return make
 
@@ -88,10 +86,7 @@ def agree(run: Run, batches: list) -> None:
     assert [len(rank.calls) for rank in run.group] == [2 * len(batches)] * len(run.group), "gradient and normaliser"
 
 
-DQN_CASES = {
-    "plain": {}, "c51": {"atoms": 11, "dueling": True}, "noisy": {"noisy": True},
-    "start": {"atoms": 11},
-}  # fmt: skip
+DQN_CASES = {"plain": {}, "c51": {"atoms": 11, "dueling": True}, "noisy": {"noisy": True}}
 
 
 @pytest.mark.parametrize("sizes", SPLITS.values(), ids=SPLITS)

@@ -355,6 +355,11 @@ def test_the_weights_of_a_version_are_checked_once(monkeypatch):
     rig.update()  # PPO checks after every update
     rig.learner.ensure_finite()
     assert checks == [0, 1]
+    rig.learner.check_every = 50  # as with a replay memory
+    rig.update()
+    assert checks == [0, 1]
+    rig.learner.ensure_finite()
+    assert checks == [0, 1, 2]
     rig.learner.load(*rig.learner.state())
     rig.learner.flat["all"].data[0] = math.nan
     for _ in range(2):  # what failed was not checked
