@@ -17,6 +17,7 @@ import torch
 
 from rookery.algorithms.registry import build_algorithm
 from rookery.cli.configure import config_for
+from rookery.core.reduce import ALONE
 from rookery.core.types import Explore, Queue
 from rookery.core.unroll import as_unroll
 from rookery.envs.make import make
@@ -69,8 +70,8 @@ def ppo_update() -> float:
         arrays = empty_arrays(shapes)
         producer.fill(arrays, 0)
         table.insert(as_unroll(arrays), producer.index, 0)
-    prepared = algorithm.prepare(learner.nets, table.sample(), lambda x: x)
-    minibatch = next(iter(algorithm.minibatches(prepared, explore.rng)))
+    prepared = algorithm.prepare(learner.nets, table.sample(), ALONE)
+    minibatch = next(iter(algorithm.minibatches(prepared, explore.rng, ALONE)))
     threads.learning()
 
     def train() -> None:

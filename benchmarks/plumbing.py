@@ -71,7 +71,7 @@ class NullTrainer:
     def read(self) -> torch.Tensor:
         return self._weights
 
-    def check_finite(self) -> None:
+    def ensure_finite(self) -> None:
         pass
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from rookery.algorithms.dpg import DPG, DPGBatch, DPGConfig
 from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import EnvSpec, Leaf, LossOutput, Sequences, Transitions
 from rookery.roles.learner import Learner
 
@@ -30,9 +31,11 @@ def algorithm(net: NetConfig | None = None, spec: EnvSpec = SPEC, lanes: int = 4
     return DPG(dataclasses.replace(SMALL, **changes), net or NetConfig(features=6, hidden=(8,)), spec, lanes)
 
 
-def built(net: NetConfig | None = None, spec: EnvSpec = SPEC, lanes: int = 4, **changes) -> Learner:
+def built(
+    net: NetConfig | None = None, spec: EnvSpec = SPEC, lanes: int = 4, reduce: Reduce | None = None, **changes
+) -> Learner:
     """A learner whose weights and target weights all differ from their near-zero start."""
-    learner = Learner(algorithm(net, spec, lanes, **changes), seed=1)
+    learner = Learner(algorithm(net, spec, lanes, **changes), seed=1, reduce=reduce or ALONE)
     rng = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for parameter in learner.nets.parameters():
@@ -78,7 +81,7 @@ def weights(learner: Learner, *names: str) -> dict[str, torch.Tensor]:
 
 def drawn(alg: DPG, items: Transitions | Sequences, seed: int = 0) -> DPGBatch:
     """As the losses want it, with the noise that a mixture needs."""
-    return next(alg.minibatches(items, torch.Generator().manual_seed(seed)))
+    return next(alg.minibatches(items, torch.Generator().manual_seed(seed), ALONE))
 
 
 def score(learner: Learner, items: Transitions | Sequences, seed: int = 0) -> LossOutput:

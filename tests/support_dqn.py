@@ -10,6 +10,7 @@ from support_lanes import DISCRETE
 
 from rookery.algorithms.dqn import DQN, DQNConfig
 from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import EnvSpec, Leaf, Sequences, Transitions
 from rookery.envs.lanes import Lanes
 from rookery.roles.learner import Learner
@@ -27,9 +28,9 @@ def algorithm(net: NetConfig = FLAT, spec: EnvSpec = SPEC, lanes: int = 4, **cha
     return DQN(dataclasses.replace(SMALL, **changes), net, spec, lanes)
 
 
-def built(net: NetConfig = FLAT, shake: float = 0.5, **changes) -> Learner:
+def built(net: NetConfig = FLAT, shake: float = 0.5, reduce: Reduce | None = None, **changes) -> Learner:
     """A learner whose online and target nets differ."""
-    learner = Learner(algorithm(net, **changes), seed=1)
+    learner = Learner(algorithm(net, **changes), seed=1, reduce=reduce or ALONE)
     shaken(learner, shake)
     return learner
 
@@ -43,7 +44,7 @@ def shaken(learner: Learner, amount: float, seed: int = 11) -> None:
 
 def minibatch(learner: Learner, items, seed: int = 5):
     """What the losses get."""
-    (made,) = learner.algorithm.minibatches(items, torch.Generator().manual_seed(seed))
+    (made,) = learner.algorithm.minibatches(items, torch.Generator().manual_seed(seed), ALONE)
     return made
 
 

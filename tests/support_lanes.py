@@ -17,6 +17,7 @@ import torch
 from rookery.algorithms.ppo import PPO, PPOConfig
 from rookery.core import tree
 from rookery.core.config import NetConfig
+from rookery.core.reduce import ALONE
 from rookery.core.types import ActionSpec, ActorReport, Delivery, EnvSpec, Leaf, Unroll
 from rookery.core.unroll import empty_unroll, unroll_shapes
 from rookery.envs.lanes import LaneFault, Lanes
@@ -264,7 +265,7 @@ class Rig:
         return self.learner.step(self.collect(), progress)
 
     def prepared(self, batch: Unroll):
-        return self.algorithm.prepare(self.learner.nets, batch, lambda x: x)
+        return self.algorithm.prepare(self.learner.nets, batch, ALONE)
 
 
 def delivered(actor: int, sequence: int, unroll: Unroll, report: ActorReport) -> Delivery:
@@ -282,11 +283,6 @@ NETS = {
     "lstm": NetConfig(hidden=(8,), core="lstm", core_size=5),
     "lstm2": NetConfig(hidden=(8,), core="lstm", core_size=5, core_layers=2),
 }
-
-
-def identity(x: torch.Tensor) -> torch.Tensor:
-    """The reduction of one process."""
-    return x
 
 
 def build(

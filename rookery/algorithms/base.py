@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,10 +18,9 @@ from torch import nn
 
 from rookery.core.config import NetConfig
 from rookery.core.ranges import within
+from rookery.core.reduce import Reduce
 from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Tree
 from rookery.nets.optimizer import Optimizer
-
-Reduce = Callable[[torch.Tensor], torch.Tensor]  # sum over ranks; the identity in one process
 
 
 class Algorithm(ABC):
@@ -30,8 +29,11 @@ class Algorithm(ABC):
     groups: ClassVar[dict[str, tuple[str, ...]]]  # parameter group -> entries of nets(); one optimiser and loss each
     stop_above: float = math.inf  # LossOutput.stop beyond this ends the update
     max_grad_norm: float = math.inf  # clip of each group's gradient norm
+    # Whether workers may compute gradients on pulled weights: its target networks, if any, follow in `pulled`.
+    remote_gradients: bool = True
 
     def __init__(self, config: Any, net: NetConfig, spec: EnvSpec, lanes: int):
+        """`lanes` is the number of environments of the whole run, those of all ranks."""
         self.config, self.net = within(config, "algo."), within(net, "net.")
         self.spec, self.lanes = spec, lanes
 
@@ -55,15 +57,21 @@ class Algorithm(ABC):
     def prepare(self, nets: nn.ModuleDict, batch: Any, reduce: Reduce) -> Any:
         return batch
 
-    def minibatches(self, batch: Any, rng: torch.Generator) -> Iterator[Any]:
+    def minibatches(self, batch: Any, rng: torch.Generator, reduce: Reduce) -> Iterator[Any]:
+        """The pieces of a prepared batch, as many on every rank; None: this rank has no rows in that one.
+
+        `rng` has the same state on every rank.
+        """
         yield batch
 
-    def after_update(self, nets: nn.ModuleDict, batch: Any, reduce: Reduce, updates: int) -> None:  # noqa: B027
-        """Target networks, statistics: what follows an update on `batch` and precedes publishing.
+    def after_update(self, nets: nn.ModuleDict, version: int) -> None:  # noqa: B027
+        """Target networks and published numbers, before publishing. Also where gradients come from workers.
 
-        `updates` counts the updates of the whole run, this one included. `batch` is None where the gradient came from
-        elsewhere.
+        `version` counts the updates of the whole run, this one included.
         """
+
+    def observe(self, nets: nn.ModuleDict, batch: Any, reduce: Reduce) -> None:  # noqa: B027
+        """Statistics of the observations of a batch that was trained on; follows `after_update` where it was drawn."""
 
     def pulled(self, nets: nn.ModuleDict, before: int, now: int) -> None:  # noqa: B027
         """Nets that compute gradients elsewhere took weights of version `now`: target networks follow."""
@@ -76,9 +84,6 @@ class Algorithm(ABC):
         """
         return None
 
-    def remarks(self, metrics: dict[str, float]) -> list[str]:
-        return []
-
     @abstractmethod
     def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
         """One optimiser per group, each over one flat parameter."""
@@ -90,3 +95,7 @@ class Algorithm(ABC):
     def schedule(self, progress: float) -> dict[str, float]:
         """Learning rate per group at a share of the run in [0, 1]; also where other schedules are set."""
         return {}
+
+    def remarks(self, metrics: dict[str, float]) -> list[str]:
+        """What a user should know about the metrics of an update; the same remark is made only once."""
+        return []

@@ -28,11 +28,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from rookery.algorithms.base import Algorithm, Reduce
-from rookery.core import tree
+from rookery.algorithms.base import Algorithm
+from rookery.algorithms.replayed import ClippedReturns, observe_items
 from rookery.core.config import NetConfig, ReplayConfig
 from rookery.core.errors import UsageError
 from rookery.core.ranges import Count, NotNegative, Part, Positive, Share, Whole
+from rookery.core.reduce import Reduce
 from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
 from rookery.nets import critic as heads
 from rookery.nets.adam import FlatAdam
@@ -117,11 +118,13 @@ class Rows:
     target: Any  # the target critic's parameters behind them
     weight: torch.Tensor  # [R] importance, as a share of the batch
     share: torch.Tensor  # [R] the same without importance: adds up to 1
+    count: int | torch.Tensor  # rows that have a share
 
 
 class DPG(Algorithm):
     Config = DPGConfig
     groups = {"actor": ("policy",), "critic": ("critic",)}  # noqa: RUF012 - constant
+    remote_gradients = False  # the target networks of a worker would not follow
 
     def __init__(self, config: DPGConfig, net: NetConfig, spec: EnvSpec, lanes: int):
         super().__init__(config, net, spec, lanes)
@@ -135,6 +138,7 @@ class DPG(Algorithm):
         ladder = noise_ladder(lanes, config.noise_scale)
         self._scales = ladder if config.noise_ladder else torch.full_like(ladder, config.noise_scale)
         self._scale: tuple[Any, torch.Tensor] = (None, ladder)  # of the environments that acted last
+        self._clipped_returns = ClippedReturns(config.v_min, config.v_max)
 
     def nets(self) -> nn.ModuleDict:
         config = self.config
@@ -221,11 +225,12 @@ class DPG(Algorithm):
 
     # Learning
 
-    def minibatches(self, batch: Transitions | Sequences, rng: torch.Generator) -> Iterator[DPGBatch]:
+    def minibatches(self, batch: Transitions | Sequences, rng: torch.Generator, reduce: Reduce) -> Iterator[DPGBatch]:
         normal = None
-        if self.config.critic == "mixture":
-            rows = batch.reward[self.config.burn_in :].numel() if self.recurrent else len(batch.reward)
-            normal = stratified_normal(torch.rand(rows, POINTS, generator=rng)).to(batch.reward.device)
+        if self.config.critic == "mixture":  # drawn for the rows of all ranks, as if one had them all
+            rows = batch.reward[self.config.burn_in :] if self.recurrent else batch.reward.unsqueeze(0)
+            drawn = torch.rand(len(rows), reduce.size, rows.shape[1], POINTS, generator=rng)
+            normal = stratified_normal(drawn[:, reduce.rank].flatten(0, 1)).to(batch.reward.device)
         yield DPGBatch(batch, normal)
 
     def losses(self, nets: nn.ModuleDict, batch: DPGBatch) -> LossOutput:
@@ -254,13 +259,10 @@ class DPG(Algorithm):
                 "action_gradient": torch.dot(torch.linalg.vector_norm(slope, dim=-1), rows.share),
                 "action_size": torch.dot(action.detach().abs().mean(-1), rows.share),
             }
-        return LossOutput({"critic": loss, "actor": actor_loss}, metrics, self._priorities(size, batch.items))
-
-    def _priorities(self, size: torch.Tensor, items: Transitions | Sequences) -> torch.Tensor:
-        if not self.recurrent:
-            return size
-        live = items.live[self.config.burn_in :]
-        return mixed(size.view(live.shape), live, self.config.eta)
+        if self.recurrent:
+            live = batch.items.live[config.burn_in :]
+            size = mixed(size.view(live.shape), live, config.eta)
+        return LossOutput({"critic": loss, "actor": actor_loss}, metrics, size, weight=rows.count)
 
     def _transitions(self, nets: nn.ModuleDict, batch: Transitions) -> Rows:
         normalizer, count = nets["normalizer"], len(batch.reward)
@@ -272,7 +274,7 @@ class DPG(Algorithm):
         return Rows(
             seen=nets["critic"].step(obs, {})[0], known=nets["policy"].step(obs, {})[0], action=batch.action,
             reward=batch.reward, discount=batch.discount, target=target, weight=batch.weight / count,
-            share=torch.full_like(batch.weight, 1 / count),
+            share=torch.full_like(batch.weight, 1 / count), count=count,
         )  # fmt: skip
 
     def _sequences(self, nets: nn.ModuleDict, batch: Sequences) -> Rows:
@@ -291,29 +293,27 @@ class DPG(Algorithm):
             steps = nstep(batch.reward[trained], *factors, config.n_step)
             lane = torch.arange(live.shape[1], device=live.device)
             target = _select(target, (steps.row * live.shape[1] + lane).flatten())
-            share = live / live.sum().clamp(min=1)
+            share = live / (count := live.sum()).clamp(min=1)
         seen, known = (features(name, name)[:-1].flatten(0, 1) for name in ("critic", "policy"))
         return Rows(
             seen=seen, known=known, action=batch.action[trained].flatten(0, 1), reward=steps.reward.flatten(),
             discount=steps.discount.flatten(), target=target, weight=(share * batch.weight).flatten(),
-            share=share.flatten(),
+            share=share.flatten(), count=count,
         )  # fmt: skip
 
     @torch.no_grad()
-    def after_update(self, nets: nn.ModuleDict, batch: Transitions | Sequences, reduce: Reduce, updates: int) -> None:
+    def after_update(self, nets: nn.ModuleDict, version: int) -> None:
         for name in ("policy", "critic"):
             targets, sources = (list(nets[key].parameters()) for key in (f"target_{name}", name))
             if self.config.target_period == 0:
                 torch._foreach_lerp_(targets, sources, self.config.tau)
-            elif updates % self.config.target_period == 0:
+            elif version % self.config.target_period == 0:
                 torch._foreach_copy_(targets, sources)
         if self.config.random_start:
             nets["random_start"].flag.zero_()
-        if nets["normalizer"].keys:
-            # Of what is drawn: every step counts as often as it is trained on.
-            obs = tree.map(lambda x: x[:-1], batch.obs) if self.recurrent else batch.obs
-            live = batch.live if self.recurrent else torch.ones_like(batch.reward, dtype=torch.bool)
-            nets["normalizer"].update(obs, live, reduce)
+
+    def observe(self, nets: nn.ModuleDict, batch: Transitions | Sequences, reduce: Reduce) -> None:
+        observe_items(nets["normalizer"], batch, reduce)
 
     def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
         rates = {"actor": self.config.actor_lr, "critic": self.config.critic_lr}
@@ -322,6 +322,9 @@ class DPG(Algorithm):
     def work(self, nets: nn.ModuleDict) -> float:
         rows = self.config.replay.batch * (self.config.sequence + self.config.burn_in if self.recurrent else 1)
         return multiply_adds(self.spec, rows, nets.parameters())
+
+    def remarks(self, metrics: dict[str, float]) -> list[str]:
+        return self._clipped_returns(metrics)
 
 
 # The critic's error [R] and the mean of its target [R], by the kind of critic

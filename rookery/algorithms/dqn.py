@@ -24,11 +24,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from rookery.algorithms.base import Algorithm, Reduce
+from rookery.algorithms.base import Algorithm
+from rookery.algorithms.replayed import ClippedReturns, observe_items
 from rookery.core import tree
 from rookery.core.config import NetConfig, ReplayConfig
 from rookery.core.errors import UsageError
 from rookery.core.ranges import Count, NotNegative, Part, Positive, Share, Whole
+from rookery.core.reduce import Reduce
 from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
 from rookery.nets.adam import FlatAdam
 from rookery.nets.core import resets_at_start
@@ -125,6 +127,7 @@ class DQN(Algorithm):
         self._follows = False  # whether the target nets here come from weights that were pulled
         self._noise = 0  # numbers of noise that the head of `nets` takes
         self._rows, self._logp = np.arange(0), np.zeros(0, np.float32)
+        self._clipped_returns = ClippedReturns(config.v_min, config.v_max)
 
     def nets(self) -> nn.ModuleDict:
         c = self.config
@@ -198,7 +201,7 @@ class DQN(Algorithm):
 
     # Learning
 
-    def minibatches(self, batch: Transitions | Sequences, rng: torch.Generator) -> Iterator[QBatch]:
+    def minibatches(self, batch: Transitions | Sequences, rng: torch.Generator, reduce: Reduce) -> Iterator[QBatch]:
         if not self._noise:
             yield QBatch(batch)
         else:
@@ -235,7 +238,7 @@ class DQN(Algorithm):
         metrics["loss"] = loss.detach()
         if self._ladder is None:
             metrics["epsilon"] = nets["epsilon"].value  # what actors have: of an applier, only that is known here
-        return LossOutput({"all": loss}, metrics, priorities=size)
+        return LossOutput({"all": loss}, metrics, priorities=size, weight=len(size))
 
     def _transitions(self, nets: nn.ModuleDict, items: Transitions, noise: tuple) -> Rows:
         normalizer, head = nets["normalizer"], nets["q"]
@@ -269,17 +272,13 @@ class DQN(Algorithm):
             row = row.unsqueeze(-1).expand_as(bootstrap)
         return Rows(online, items.action[c.burn_in :], steps.reward, steps.discount, bootstrap.gather(0, row))
 
-    def after_update(
-        self, nets: nn.ModuleDict, batch: Transitions | Sequences | None, reduce: Reduce, updates: int
-    ) -> None:
-        if updates % self.config.target_period == 0:
+    def after_update(self, nets: nn.ModuleDict, version: int) -> None:
+        if version % self.config.target_period == 0:
             copy_to_targets(nets)
         nets["epsilon"].value.copy_(self.epsilon)
-        if nets["normalizer"].keys and batch is not None:
-            # Of what is drawn: every step counts as often as it is trained on.
-            obs = tree.map(lambda x: x[:-1], batch.obs) if self.recurrent else batch.obs
-            live = batch.live if self.recurrent else torch.ones_like(batch.reward, dtype=torch.bool)
-            nets["normalizer"].update(obs, live, reduce)
+
+    def observe(self, nets: nn.ModuleDict, batch: Transitions | Sequences, reduce: Reduce) -> None:
+        observe_items(nets["normalizer"], batch, reduce)
 
     def pulled(self, nets: nn.ModuleDict, before: int, now: int) -> None:
         # The first weights too: a target of one's own beginning would be a stranger to them.
@@ -304,6 +303,9 @@ class DQN(Algorithm):
         c = self.config
         self.epsilon.fill_(linear(c.epsilon_start, c.epsilon_end, progress / c.epsilon_share))
         return {"all": linear(c.lr, c.lr if c.lr_end is None else c.lr_end, progress)}
+
+    def remarks(self, metrics: dict[str, float]) -> list[str]:
+        return self._clipped_returns(metrics)
 
 
 def _bootstrap(head: QHead, choice: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from rookery.algorithms.base import Algorithm, Reduce
+from rookery.algorithms.base import Algorithm
 from rookery.core import tree
 from rookery.core.config import NetConfig
 from rookery.core.errors import UsageError
 from rookery.core.ranges import Count, NotNegative, Positive, Share
+from rookery.core.reduce import Reduce
 from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Queue, Tree, Unroll
 from rookery.nets import build
 from rookery.nets.adam import FlatAdam
@@ -36,6 +37,7 @@ from rookery.ops import moments
 from rookery.ops.policy import clip_fraction, clipped_surrogate, kl_estimate
 from rookery.ops.returns import discounts, gae
 from rookery.ops.schedule import linear
+from rookery.ops.shuffle import own_pieces
 from rookery.ops.value import clipped_value_loss, explained_variance, value_loss
 
 
@@ -142,9 +144,10 @@ class PPO(Algorithm):
         target = advantage + value[:-1]
         weight = batch.live.to(torch.float32)
         if config.normalize_advantage:
-            pooled = moments.pooled(advantage, weight, reduce)
+            pooled = moments.pooled(advantage, weight, reduce.sum)
             advantage = moments.normalized(advantage, None, pooled.mean, moments.variance(pooled))
-        self._explained = explained_variance(value[:-1], target, weight)
+        pool = reduce.sum if reduce.size > 1 else None
+        self._explained = explained_variance(value[:-1], target, weight, pool)
         prepared = PPOBatch(
             obs=tree.map(lambda x: x[:-1], batch.obs), action=batch.action, logp=batch.logp, advantage=advantage,
             target=target, value=value[:-1], weight=weight, state=batch.state0, reset=None,
@@ -176,17 +179,23 @@ class PPO(Algorithm):
         reset = resets(chunks.weight.bool())[:-1]
         return tree.replace(chunks, state=tree.map(lambda x: x.flatten(0, 1), batch.state), reset=reset)
 
-    def minibatches(self, batch: PPOBatch, rng: torch.Generator) -> Iterator[PPOBatch]:
-        axis = 1 if self.recurrent else 0
-        count = batch.logp.shape[axis]
-        size = count // self.config.minibatches
-        for _ in range(self.config.epochs):
-            order = torch.randperm(count, generator=rng).to(batch.logp.device)
+    def minibatches(self, batch: PPOBatch, rng: torch.Generator, reduce: Reduce) -> Iterator[PPOBatch | None]:
+        """The pieces (steps or chunks) of all ranks are permuted; of each minibatch a rank gets those of its lanes."""
+        config, axis = self.config, 1 if self.recurrent else 0
+        count, per_lane = batch.logp.shape[axis], config.unroll // (config.chunk if self.recurrent else 1)
+        for _ in range(config.epochs):
+            order = torch.randperm(count * reduce.size, generator=rng)
+            order, sizes = own_pieces(order, per_lane, config.minibatches, reduce.rank, reduce.size)
+            order, start = order.to(batch.logp.device), 0
             shuffled = tree.map_fields(batch, lambda x: x.index_select(axis, order), skip=("state",))  # noqa: B023
             shuffled = tree.replace(shuffled, state=tree.map(lambda x: x.index_select(0, order), batch.state))  # noqa: B023
-            for start in range(0, count, size):
+            for size in sizes:
+                if size == 0:
+                    yield None
+                    continue
                 piece = tree.map_fields(shuffled, lambda x: x.narrow(axis, start, size), skip=("state",))  # noqa: B023
                 yield tree.replace(piece, state=tree.map(lambda x: x.narrow(0, start, size), shuffled.state))  # noqa: B023
+                start += size
 
     def losses(self, nets: nn.ModuleDict, batch: PPOBatch) -> LossOutput:
         config = self.config
@@ -194,7 +203,8 @@ class PPO(Algorithm):
         new_logp, entropy = nets["policy"].logp_entropy(params, batch.action)
         clip = self.clip.to(value.device)
 
-        weight = (batch.weight / batch.weight.sum().clamp(min=1)).flatten()  # rows that are not live weigh nothing
+        live = batch.weight.sum()
+        weight = (batch.weight / live.clamp(min=1)).flatten()  # rows that are not live weigh nothing
 
         def mean(x: torch.Tensor) -> torch.Tensor:
             return torch.dot(x.flatten(), weight)
@@ -211,9 +221,9 @@ class PPO(Algorithm):
             clipped = mean(clip_fraction(new_logp, batch.logp, clip))
         metrics = {"policy_loss": policy, "value_loss": error, "entropy": bonus, "kl": kl, "clip_fraction": clipped,
                    "explained_variance": self._explained}  # fmt: skip
-        return LossOutput({"all": loss}, {name: x.detach() for name, x in metrics.items()}, stop=kl)
+        return LossOutput({"all": loss}, {name: x.detach() for name, x in metrics.items()}, stop=kl, weight=live)
 
-    def after_update(self, nets: nn.ModuleDict, batch: Unroll, reduce: Reduce, updates: int) -> None:
+    def observe(self, nets: nn.ModuleDict, batch: Unroll, reduce: Reduce) -> None:
         # After, not before: all epochs must see the statistics the actors saw, or the ratio does not start at 1.
         nets["normalizer"].update(tree.map(lambda x: x[:-1], batch.obs), batch.live, reduce)
 

@@ -117,12 +117,17 @@ class ActOutput:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """Named losses, one per parameter group; each backpropagates into its own group only."""
+    """Named losses, one per parameter group; each backpropagates into its own group only.
+
+    Every loss and `stop` are means, and `weight` is the count that they are divided by: with it, parts of a batch on
+    several ranks average to the whole. Metrics are of this rank's rows and may be means over another count.
+    """
 
     losses: dict[str, torch.Tensor]
     metrics: dict[str, torch.Tensor]  # detached scalars; they become numbers once, at the sink
     priorities: torch.Tensor | None = None
     stop: torch.Tensor | None = None  # a scalar: beyond `Algorithm.stop_above` the update ends early (KL limit)
+    weight: torch.Tensor | float = 1.0  # live rows (or items) behind the losses; 1: all ranks count the same
 
 
 @dataclass(frozen=True)
@@ -160,9 +165,7 @@ class Replay:
     refresh: int = 0  # environment steps of an actor between two looks at the weights; 0: every unroll
 
     builds_items: ClassVar[bool] = True  # actors build items and hand these over
-    check_every: ClassVar[int] = (
-        50  # gradients are always checked; small updates would spend a tenth of their time here
-    )
+    check_every: ClassVar[int] = 50  # small updates would spend a tenth of their time on it
 
     @property
     def in_turns(self) -> bool:
@@ -251,7 +254,7 @@ class GradientReport(ActorReport):
 
 @dataclass(frozen=True)
 class StepReport:
-    """What came out of one update."""
+    """What came out of one update. With several ranks metrics and priorities are those of this rank's own data."""
 
     metrics: dict[str, float]
     priorities: torch.Tensor | None = None

@@ -7,16 +7,14 @@ so the statistics of several ranks are those of all their data pooled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
+from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import EnvSpec
 from rookery.ops.moments import Moments, from_sums, merge, moments, to_sums, variance
 from rookery.ops.returns import backward_scan
 
-Reduce = Callable[[torch.Tensor], torch.Tensor]  # sum over ranks
 CLIP = 10.0
 EPSILON = 1e-8
 
@@ -83,12 +81,12 @@ class ObsNormalizer(nn.Module):
         return obs | {key: leaf.forward(obs[key]) for key, leaf in zip(self.keys, self.leaves)}
 
     @torch.no_grad()
-    def update(self, obs: dict[str, torch.Tensor], live: torch.Tensor, reduce: Reduce = lambda x: x) -> None:
+    def update(self, obs: dict[str, torch.Tensor], live: torch.Tensor, reduce: Reduce = ALONE) -> None:
         """Merge the live rows of obs [T, B, ...] into the statistics, on all ranks alike."""
         if not self.keys:
             return
         sums = [leaf.running.sums(obs[key], live) for key, leaf in zip(self.keys, self.leaves)]
-        reduced = reduce(torch.cat([part.flatten() for part in sums]))  # one collective for all leaves
+        reduced = reduce.sum(torch.cat([part.flatten() for part in sums]))  # one collective for all leaves
         for leaf, old, new in zip(self.leaves, sums, reduced.split([part.numel() for part in sums])):
             leaf.running.merge(new.view_as(old))
             leaf.refresh()
@@ -118,7 +116,7 @@ class RewardScaler(nn.Module):
         ends: torch.Tensor,
         live: torch.Tensor,
         lane: torch.Tensor,
-        reduce: Reduce = lambda x: x,
+        reduce: Reduce = ALONE,
     ) -> torch.Tensor:
         """Update, then scale. reward, ends (terminated or truncated), live [T, B]; lane [B], each lane once."""
         if not self.enabled:
@@ -129,6 +127,6 @@ class RewardScaler(nn.Module):
         decay[1:] *= ~ends[:-1]
         totals = backward_scan(gain.flip(0), decay.flip(0)).flip(0)  # the scan of values, run from past to future
         self.returns[lane] = totals[-1] * ~ends[-1]
-        self.running.merge(reduce(self.running.sums(totals, live)))
+        self.running.merge(reduce.sum(self.running.sums(totals, live)))
         deviation = (variance(self.running.moments()) + EPSILON).sqrt()
         return (reward / deviation).to(reward.dtype).clamp_(-CLIP, CLIP)

@@ -66,9 +66,9 @@ def from_sums(sums: Tensor, pivot: Tensor | float = 0.0) -> Moments:
     return Moments(count, mean, (squares - total * offset).clamp(min=0))
 
 
-def pooled(x: Tensor, weight: Tensor, reduce: Callable[[Tensor], Tensor]) -> Moments:
-    """Moments of all ranks' samples together; `reduce` sums a tensor over ranks, or is the identity."""
-    return from_sums(reduce(to_sums(moments(x, weight))))
+def pooled(x: Tensor, weight: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]) -> Moments:
+    """Moments of all ranks' samples together; `sum_over_ranks` is the identity in one process."""
+    return from_sums(sum_over_ranks(to_sums(moments(x, weight))))
 
 
 def variance(m: Moments, unbiased: bool = False) -> Tensor:

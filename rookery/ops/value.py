@@ -5,10 +5,12 @@ Two clipped losses go by the same name and are not equivalent: they are two func
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from rookery.ops.moments import moments
+from rookery.ops.moments import from_sums, moments, to_sums
 
 
 def value_loss(value: Tensor, target: Tensor) -> Tensor:
@@ -33,11 +35,17 @@ def clipped_value_loss_habitat(value: Tensor, old_value: Tensor, target: Tensor,
 
 
 @torch.no_grad()
-def explained_variance(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+def explained_variance(
+    value: Tensor, target: Tensor, weight: Tensor, sum_over_ranks: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """1 - Var(target - value) / Var(target) where there is weight: 1 perfect, 0 no better than a constant.
 
-    A target without spread leaves nothing to explain: 0, so that the metric is always finite.
+    A target without spread leaves nothing to explain: 0, so that the metric is always finite. With `sum_over_ranks`
+    the variances are those of all ranks' samples together.
     """
     assert value.shape == target.shape == weight.shape, (value.shape, target.shape, weight.shape)
-    total, rest = moments(target, weight).m2, moments(target - value, weight).m2
+    both = [moments(target, weight), moments(target - value, weight)]
+    if sum_over_ranks is not None:
+        both = [from_sums(sums) for sums in sum_over_ranks(torch.stack([to_sums(part) for part in both]))]
+    total, rest = (part.m2 for part in both)
     return torch.where(total > 0, 1 - rest / torch.where(total > 0, total, 1.0), 0.0)

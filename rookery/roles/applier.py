@@ -38,5 +38,5 @@ class Applier:
     def read(self) -> torch.Tensor:
         return self._whole.read()
 
-    def check_finite(self) -> None:
-        self.learner.check_finite()
+    def ensure_finite(self) -> None:
+        self.learner.ensure_finite()

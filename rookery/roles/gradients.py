@@ -70,7 +70,7 @@ class GradientMaker:
     def _draw(self, report: GradientReport, out: torch.Tensor, progress: float) -> None:
         started = perf_counter()
         sample = self.memory.sample(progress)
-        output = self.learner.first_gradients(sample.batch)
+        output = self.learner.first_gradients(sample.batch, progress)
         self.whole.read_gradients(out)
         if output.priorities is not None:
             if torch.isfinite(output.priorities).all():

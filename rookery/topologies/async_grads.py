@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rookery.algorithms.base import Algorithm
 from rookery.core.config import RunConfig
 from rookery.core.errors import UsageError
 from rookery.core.types import EnvSpec
@@ -41,7 +40,7 @@ def check(job: Job) -> None:
     """UsageError for what cannot be trained like this, or would not fit into memory."""
     config, plan = job.config, job.algorithm.plan()
     memory = share_of(plan, config.actors)
-    if type(job.algorithm).pulled is Algorithm.pulled:
+    if not job.algorithm.remote_gradients:
         raise UsageError(f"recipe {config.recipe} cannot compute gradients elsewhere: its targets would not follow")
     if config.net.normalize_obs:
         raise UsageError("the applier sees no observations to normalise by; use --net.normalize-obs False")

@@ -29,7 +29,7 @@ class Trainer(Protocol):
     def updates(self) -> int: ...
     def step(self, batch: Any, progress: float, tell: bool = True) -> StepReport: ...
     def read(self) -> torch.Tensor: ...
-    def check_finite(self) -> None: ...
+    def ensure_finite(self) -> None: ...
 
 
 def prepare(job: Job, table: Table, shapes: Shapes, floats: int) -> Setup:
@@ -102,8 +102,7 @@ class Loop:
             return
         self._published = now
         with self.job.journal.split.stage("transfer"):
-            if self.table.publish_every:  # otherwise every update is checked
-                self.trainer.check_finite()
+            self.trainer.ensure_finite()
             self.crew.publish(self.trainer.read, version)
 
     def collect(self) -> None:

@@ -162,7 +162,7 @@ def test_where_gradients_are_computed_elsewhere_targets_follow_the_version():
     assert follows(0, 4), "the first weights that arrive: a target of another beginning is a stranger"
     versions = [4, 5, 9, 10, 11, 19, 30, 31, 39, 40]
     assert [now for before, now in pairwise(versions) if follows(before, now)] == [10, 30, 40]
-    learner.algorithm.after_update(nets, None, lambda x: x, 10)  # no batch is there
+    learner.algorithm.after_update(nets, 10)
 
 
 def test_statistics_come_from_the_observations_drawn():

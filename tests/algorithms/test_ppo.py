@@ -8,11 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from support_lanes import BOX, DISCRETE, MULTI, NETS, SMALL, ScriptedLanes, build, identity
+from support_lanes import BOX, DISCRETE, MULTI, NETS, SMALL, ScriptedLanes, build
 
 from rookery.algorithms.ppo import PPO, PPOConfig
 from rookery.core import tree
 from rookery.core.config import NetConfig
+from rookery.core.reduce import ALONE
 from rookery.core.types import EnvSpec, Leaf, Unroll
 from rookery.nets import build as nets_build
 from rookery.roles.learner import Learner
@@ -127,7 +128,7 @@ def test_loss_and_gradient_of_a_fixed_batch_are_those_of_the_formulas(value_clip
     learner, batch = linear_learner(config), fixed_batch()
     reference = Reference(batch, config, weights(learner))
     (prepared,) = learner.algorithm.minibatches(
-        learner.algorithm.prepare(learner.nets, batch, identity), torch.Generator()
+        learner.algorithm.prepare(learner.nets, batch, ALONE), torch.Generator(), ALONE
     )
     with torch.no_grad():  # away from where the batch was prepared, so that ratios and value changes are not trivial
         for parameter in learner.nets.parameters():
@@ -157,7 +158,7 @@ def test_metrics_of_the_fixed_batch():
     config = PPOConfig(unroll=6, minibatches=1, gamma=0.9, lam=0.8, clip=0.15)
     learner, batch = linear_learner(config), fixed_batch()
     reference = Reference(batch, config, weights(learner))
-    output = learner.gradients(learner.algorithm.prepare(learner.nets, batch, identity))
+    output = learner.gradients(learner.algorithm.prepare(learner.nets, batch, ALONE))
     log_ratio = []
     for t, b in reference.rows:
         logits = weights(learner)[0] @ reference.obs[t, b] + weights(learner)[1]

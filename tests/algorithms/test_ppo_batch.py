@@ -7,11 +7,12 @@ import math
 
 import pytest
 import torch
-from support_lanes import NETS, SMALL, ScriptedLanes, build, identity
+from support_lanes import NETS, SMALL, ScriptedLanes, build
 
 from rookery.algorithms.ppo import PPO, PPOConfig
 from rookery.core.config import NetConfig
 from rookery.core.errors import UsageError
+from rookery.core.reduce import ALONE
 
 T, B = SMALL.unroll, 4
 
@@ -76,7 +77,7 @@ def test_what_a_dead_row_contains_changes_nothing(name):
         rig.learner.nets.load_state_dict(start)
         prepared = rig.prepared(each)
         output = rig.learner.gradients(prepared)
-        rig.algorithm.after_update(rig.learner.nets, each, identity, 1)
+        rig.algorithm.observe(rig.learner.nets, each, ALONE)
         buffers = [b.clone() for b in rig.learner.nets.buffers()]
         results.append([rig.learner.flat["all"].grad.clone(), output.losses["all"].detach(), *buffers])
         results[-1] += [output.metrics[key] for key in sorted(output.metrics)]
@@ -96,7 +97,7 @@ def test_feed_forward_minibatches_hold_each_step_once_per_epoch(actors):
     number = torch.arange(T * lanes, dtype=torch.float32).view(T, lanes)
     batch.obs["obs"][:-1, :, 0] = number  # each row says its place
     marked = dataclasses.replace(batch, logp=number.clone(), action=number.long())
-    pieces = list(rig.algorithm.minibatches(rig.prepared(marked), torch.Generator().manual_seed(1)))
+    pieces = list(rig.algorithm.minibatches(rig.prepared(marked), torch.Generator().manual_seed(1), ALONE))
     assert len(pieces) == 12
     orders = []
     for epoch in range(3):
@@ -128,8 +129,8 @@ def test_recurrent_minibatches_are_whole_chunks_with_their_own_states(name, chun
     state0 = {leaf: code + (1000 if leaf == "c" else 0) for leaf in batch.state0}
     batch.obs["obs"][:-1, :, 0] = place
     marked = dataclasses.replace(batch, logp=place, state0=state0)
-    prepared = rig.algorithm.prepare(rig.learner.nets, marked, identity)
-    pieces = list(rig.algorithm.minibatches(prepared, torch.Generator().manual_seed(1)))
+    prepared = rig.algorithm.prepare(rig.learner.nets, marked, ALONE)
+    pieces = list(rig.algorithm.minibatches(prepared, torch.Generator().manual_seed(1), ALONE))
     assert len(pieces) == 8
     for epoch in (pieces[:4], pieces[4:]):
         assert sorted(torch.cat([p.logp.flatten() for p in epoch]).tolist()) == sorted(place.flatten().tolist())

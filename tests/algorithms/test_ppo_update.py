@@ -12,6 +12,7 @@ from support_lanes import NETS, SMALL, GuessLanes, ScriptedLanes, build
 
 from rookery.algorithms.ppo import PPO, PPOConfig
 from rookery.core.config import NetConfig, RunConfig
+from rookery.core.reduce import ALONE
 from rookery.core.seeding import seed_of
 from rookery.nets.adam import FlatAdam
 from rookery.play.evaluate import evaluate
@@ -80,7 +81,7 @@ def test_the_kl_limit_ends_an_update_after_exactly_one_minibatch():
     batch = one.collect()
     one.algorithm.schedule(0.0)
     rng = torch.Generator().manual_seed(seed_of(one.learner._seed, "minibatches", 0))
-    first = next(iter(one.algorithm.minibatches(one.prepared(batch), rng)))
+    first = next(iter(one.algorithm.minibatches(one.prepared(batch), rng, ALONE)))
     one.learner.gradients(first)
     one.learner.apply()
     assert torch.equal(one.learner.flat["all"].data, rig.learner.flat["all"].data)

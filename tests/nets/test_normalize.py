@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support_ranks import agreed, ranks, together
 
 from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.nets.normalize import ObsNormalizer, RewardScaler
@@ -72,18 +73,18 @@ def test_batches_merge_to_the_moments_of_all_live_rows():
 def test_two_ranks_hold_the_statistics_of_the_pool():  # P33
     parts = [observations(4, 2, seed=1), observations(9, 2, seed=2)]  # unequal on purpose
     lives = [torch.ones(4, 2, dtype=torch.bool), torch.rand(9, 2) < 0.5]
-    messages = []
-    for obs, live in zip(parts, lives):
-        ObsNormalizer(SPEC, True).update(obs, live, lambda sums: messages.append(sums.clone()) or sums)
-    ranks = [ObsNormalizer(SPEC, True) for _ in parts]
-    for rank, obs, live in zip(ranks, parts, lives):
-        rank.update(obs, live, lambda sums: messages[0] + messages[1])
+    group = ranks(2)
+    found = [ObsNormalizer(SPEC, True) for _ in parts]
     alone = ObsNormalizer(SPEC, True)
-    pool = {key: torch.cat([part[key] for part in parts]) for key in SPEC.obs}
-    alone.update(pool, torch.cat(lives))
-    for rank in ranks:
-        for ours, theirs in zip(rank.buffers(), alone.buffers()):
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    for shift in (0, 3):  # the second time the running mean is not 0
+        parts = [{key: obs[key] + shift if key in ("a.b", "g") else obs[key] for key in obs} for obs in parts]
+        agreed(together(group, lambda r, parts=parts: found[r].update(parts[r], lives[r], group[r])))
+        pool = {key: torch.cat([part[key] for part in parts]) for key in SPEC.obs}
+        alone.update(pool, torch.cat(lives))
+        for normalizer in found:
+            for ours, theirs in zip(normalizer.buffers(), alone.buffers()):
+                torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert [len(rank.calls) for rank in group] == [2, 2], "one collective for all leaves"
 
 
 def test_an_update_without_live_rows_changes_nothing():
@@ -161,18 +162,15 @@ def test_reward_scaler_pools_over_ranks_and_passes_when_disabled():
     reward, ends, live = unroll(10, 4, 5)
     lane = torch.arange(4)
     assert RewardScaler(4, 0.9, False)(reward, ends, live, lane) is reward
-    messages = []
-    halves = [slice(0, 2), slice(2, 4)]
-    for half in halves:
-        RewardScaler(4, 0.9, True)(
-            reward[:, half], ends[:, half], live[:, half], lane[half], lambda s: messages.append(s.clone()) or s
-        )
+    group, parts = ranks(2), [slice(0, 1), slice(1, 4)]
+
+    def scaled(rank: int) -> torch.Tensor:
+        own = parts[rank]
+        return RewardScaler(4, 0.9, True)(reward[:, own], ends[:, own], live[:, own], lane[own], group[rank])
+
     whole = RewardScaler(4, 0.9, True)(reward, ends, live, lane)
-    for half in halves:
-        ours = RewardScaler(4, 0.9, True)(
-            reward[:, half], ends[:, half], live[:, half], lane[half], lambda s: messages[0] + messages[1]
-        )
-        torch.testing.assert_close(ours, whole[:, half])
+    for own, ours in zip(parts, agreed(together(group, scaled))):
+        torch.testing.assert_close(ours, whole[:, own])
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0])

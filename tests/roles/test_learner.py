@@ -13,9 +13,9 @@ from torch import nn
 
 from rookery.algorithms.base import Algorithm
 from rookery.algorithms.ppo import PPO
-from rookery.core.config import NetConfig
+from rookery.core.config import NetConfig, ReplayConfig
 from rookery.core.errors import NumericError
-from rookery.core.types import ActOutput, DataPlan, LossOutput, Queue
+from rookery.core.types import ActOutput, DataPlan, LossOutput, Queue, Replay
 from rookery.roles.learner import Learner
 
 NETS = {
@@ -132,23 +132,6 @@ def test_the_norm_of_the_gradient_is_clipped_exactly(scale):
         expected = gradients[group] * min(1.0, 0.5 / scale)
         torch.testing.assert_close(step, expected, rtol=1e-5, atol=1e-6)
         assert float(norms[f"grad_norm_{group}"]) == pytest.approx(scale, rel=1e-5), "as it was before the clip"
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_the_clip_follows_the_reduction(in_place):
-    """P22: clip(reduce(g)), whether the reduction returns a new tensor or works in place."""
-
-    def reduce(x: torch.Tensor) -> torch.Tensor:
-        return x.mul_(3) if in_place else x * 3
-
-    learner = Learner(Toy(max_grad_norm=0.5), seed=1, reduce=reduce)
-    _, batch = toy()
-    learner.gradients(batch)
-    learner.flat["actor"].grad.mul_(0.3 / learner.flat["actor"].grad.norm())
-    gradient, before = learner.flat["actor"].grad.clone(), learner.flat["actor"].data.clone()
-    norms = learner.apply()
-    assert float(norms["grad_norm_actor"]) == pytest.approx(0.9, rel=1e-5)
-    torch.testing.assert_close(before - learner.flat["actor"].data, gradient * 3 * 0.5 / 0.9, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_alone_move_nothing_and_apply_needs_no_batch():
@@ -360,3 +343,38 @@ def test_a_learner_is_finite_before_its_first_update_and_not_with_a_bad_weight()
     assert any(not torch.isfinite(t).all() for t in learner.state()[0].values()) and learner.finite()
     next(iter(learner.flat.values())).data[0] = math.nan
     assert not learner.finite()
+
+
+def test_the_weights_of_a_version_are_checked_once(monkeypatch):
+    rig, checks = build(), []
+    finite = Learner.finite
+    monkeypatch.setattr(Learner, "finite", lambda learner: checks.append(learner.version) or finite(learner))
+    rig.learner.ensure_finite()
+    rig.learner.ensure_finite()
+    assert checks == [0]
+    rig.update()  # PPO checks after every update
+    rig.learner.ensure_finite()
+    assert checks == [0, 1]
+    rig.learner.check_every = 50  # as with a replay memory
+    rig.update()
+    assert checks == [0, 1]
+    rig.learner.ensure_finite()
+    assert checks == [0, 1, 2]
+    rig.learner.load(*rig.learner.state())
+    rig.learner.flat["all"].data[0] = math.nan
+    for _ in range(2):  # what failed was not checked
+        with pytest.raises(NumericError):
+            rig.learner.ensure_finite()
+
+
+@pytest.mark.parametrize(("plan", "every"), [(Queue(), 1), (Replay(ReplayConfig(), 0.99), 50)])
+def test_how_often_weights_are_checked_is_said_by_the_plan(plan, every, monkeypatch):
+    monkeypatch.setattr(Toy, "plan", lambda self: DataPlan(4, 4, plan))
+    learner, batch = toy()
+    for optimizer in learner.optimizers.values():
+        optimizer.param_groups[0]["lr"] = 0.0
+    checks = []
+    monkeypatch.setattr(learner, "check_finite", lambda: checks.append(learner.version))
+    for _ in range(100):
+        learner.step(batch, 0.0)
+    assert checks == list(range(every, 101, every))

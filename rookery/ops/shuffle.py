@@ -1,0 +1,24 @@
+"""One shuffle over the batches of several ranks: every rank draws the same permutation and keeps its own part.
+
+Rank r of R has the lanes [r·B, (r+1)·B) of R·B. A batch has K pieces (steps or chunks) of each lane; piece k of lane b
+has the number k·R·B + b in the whole and k·B + b - r·B on its own rank, so a rank with all lanes is the case R = 1.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def own_pieces(order: Tensor, per_lane: int, minibatches: int, rank: int, size: int) -> tuple[Tensor, list[int]]:
+    """A permutation of all ranks' pieces -> that of this rank's, and how many of them are in each minibatch.
+
+    `per_lane` is K. Minibatches are equal parts of the permutation; a rank may have no piece in some of them.
+    """
+    assert len(order) % (per_lane * size) == 0 == len(order) % minibatches, (len(order), per_lane, size, minibatches)
+    if size == 1:
+        return order, [len(order) // minibatches] * minibatches
+    every = len(order) // per_lane  # R·B
+    lanes = every // size
+    piece, lane = order // every, order % every - rank * lanes
+    own = (lane >= 0) & (lane < lanes)
+    return (piece * lanes + lane)[own], own.view(minibatches, -1).sum(1).tolist()
