@@ -135,7 +135,7 @@ def parse(kind: type[T], words: list[str], prog: str, about: str, default: T | N
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            given = {} if default is None else {"default": default}
+            given: dict[str, Any] = {} if default is None else {"default": default}
             names = (tyro.conf.PositionalMetavarFromFieldName,)
             return tyro.cli(kind, prog=prog, description=about, args=words, config=names, **given)
     except SystemExit as end:

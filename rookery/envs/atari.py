@@ -20,7 +20,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -139,14 +139,12 @@ class AtariSingle(gymnasium.Env):
     seeds and actions and so plays the same game.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 15}
-
     def __init__(self, env_id: str, atari: AtariConfig, render_mode: str | None = None):
         self.render_mode = render_mode
         self._envs = [_native(env_id, atari, 1, 1)]
         if render_mode is not None:
             self._envs.append(_native(env_id, atari, 1, 1, img_height=210, img_width=160, stack_num=1, grayscale=False))
-        self.metadata = self.metadata | {"render_fps": 60 / atari.frame_skip}
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 60 / atari.frame_skip}
         self.observation_space = self._envs[0].single_observation_space
         self.action_space = self._envs[0].single_action_space
         self._picture: np.ndarray | None = None

@@ -182,7 +182,7 @@ def _random(spec: EnvSpec, lanes: int, rng: np.random.Generator) -> np.ndarray:
 def _digest(*arrays: np.ndarray) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
-        digest.update(np.ascontiguousarray(array))
+        digest.update(np.ascontiguousarray(array).data)
     return digest.digest()
 
 

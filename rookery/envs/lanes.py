@@ -85,8 +85,8 @@ class SyncLanes(Lanes):
         self.envs: list[gymnasium.Env | None] = list(envs)  # None: one that could not be made again
         self._build, self.mendable = build, build is not None
         self.count = len(self.envs)
-        first = self.envs[0]
-        for lane, env in enumerate(self.envs):
+        first = envs[0]
+        for lane, env in enumerate(envs):
             if env.observation_space != first.observation_space or env.action_space != first.action_space:
                 raise UsageError(f"{env_id}: the spaces of lane {lane} are not those of lane 0; lanes must be alike")
         self._spaces = first.observation_space, first.action_space
@@ -126,6 +126,7 @@ class SyncLanes(Lanes):
                 if ended[lane]:
                     self._reset(lane, None)
                     continue
+                assert env is not None
                 result = env.step(actions[lane])
                 if type(result) is not tuple or len(result) != 5:
                     raise Mismatch(_odd_result(result))
@@ -144,7 +145,7 @@ class SyncLanes(Lanes):
 
     def _finish(self, actions: Any, fault: LaneFault) -> None:
         """Step the lanes behind one that failed; the fault is told what the step has brought."""
-        last = fault
+        last: LaneFault | None = fault
         while last is not None:
             try:
                 self._step(actions, last.lane + 1)
@@ -176,6 +177,7 @@ class SyncLanes(Lanes):
         """The seed is given once; later episodes go on with the environment's own generator."""
         env = self.envs[lane]
         try:
+            assert env is not None
             result = env.reset(seed=seed) if seed is not None else env.reset()
         except (Exception, SystemExit) as error:
             raise LaneFault(lane, "raised in reset", error) from error
@@ -194,13 +196,14 @@ class SyncLanes(Lanes):
                 env.close()
 
     def get_state(self) -> dict[str, Any] | None:
-        states = [env_state(env) for env in self.envs]
+        states = [None if env is None else env_state(env) for env in self.envs]
         if any(state is None for state in states):
             return None
         return {"lanes": states, "ended": list(self._ended)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         for env, inner in zip(self.envs, state["lanes"], strict=True):
+            assert env is not None
             restore_env(env, inner)
         self._ended = [bool(x) for x in state["ended"]]
 

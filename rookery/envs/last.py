@@ -69,16 +69,13 @@ class LastLanes(Lanes):
     def __init__(self, inner: Lanes, clip: bool | None = None):
         """`clip`: whether the reward shown is clipped; None: as the lanes say that training does."""
         self.inner, self.count = inner, inner.count
+        self.score, self.mendable = inner.score, inner.mendable
         self.spec = with_last(inner.spec)
         self._last = Last(inner.spec, inner.count, inner.spec.clipped if clip is None else clip)
         self._ended = np.zeros(inner.count, bool)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
-
-    @property
-    def score(self) -> np.ndarray | None:
-        return self.inner.score
 
     def reset(self, seeds: Sequence[int]) -> dict[str, np.ndarray]:
         obs = self.inner.reset(seeds)
@@ -100,10 +97,6 @@ class LastLanes(Lanes):
             self._last.forget(self._ended)
         self._ended = terminated | truncated
         return obs | self._last.leaves(), reward, terminated, truncated
-
-    @property
-    def mendable(self) -> bool:
-        return self.inner.mendable
 
     def rebuild(self, lane: int, seed: int) -> dict[str, np.ndarray]:
         obs = self.inner.rebuild(lane, seed)

@@ -34,10 +34,14 @@ OWN_VECTOR = dict.fromkeys(("CartPole-v0", "CartPole-v1"), "rookery.envs.cartpol
 class Config(Protocol):
     """The part of a RunConfig that environments are made from."""
 
-    env: str
-    env_kwargs: dict[str, Any]
-    atari: AtariConfig
-    net: NetConfig  # for what it wants to be fed
+    @property
+    def env(self) -> str: ...
+    @property
+    def env_kwargs(self) -> dict[str, Any]: ...
+    @property
+    def atari(self) -> AtariConfig: ...
+    @property
+    def net(self) -> NetConfig: ...  # feed_last
 
 
 def make(config: Config, lanes: int, training: bool = True, threads: int = 1) -> Lanes:
@@ -54,7 +58,7 @@ def _make(config: Config, lanes: int, training: bool, threads: int) -> Lanes:
         return _from_factory(env_id, factory, kwargs, lanes)
     if dmc.is_dmc(env_id):
         with _building(env_id, kwargs):
-            build = partial(dmc.make_env, env_id, **kwargs)
+            build: Callable[[], gymnasium.Env] = partial(dmc.make_env, env_id, **kwargs)
             return SyncLanes(env_id, _several(build, lanes), _again(env_id, kwargs, build))
     spec = None if atari.is_atari(env_id) else _registered(env_id)
     if spec is None or _is_ale(spec):
@@ -73,7 +77,7 @@ def _make(config: Config, lanes: int, training: bool, threads: int) -> Lanes:
 def make_single(config: Config, render_mode: str | None = None) -> gymnasium.Env:
     """One environment by itself, as evaluation sees it: for recording and for checks."""
     env_id, kwargs = config.env, dict(config.env_kwargs)
-    look = {} if render_mode is None else {"render_mode": render_mode}
+    look: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
     if (factory := _factory(env_id)) is not None:
         with _building(env_id, kwargs | look):
             env = factory(**kwargs, **look)
@@ -121,8 +125,9 @@ def _from_factory(env_id: str, factory: Callable[..., Any], kwargs: dict[str, An
     except (TypeError, ValueError):
         vector = False
     with _building(env_id, kwargs):
+        envs: list[Any]
         envs = [factory(num_envs=lanes, **kwargs)] if vector else _several(partial(factory, **kwargs), lanes)
-    wanted = VectorEnv if vector else gymnasium.Env
+    wanted: Any = VectorEnv if vector else gymnasium.Env
     if not isinstance(envs[0], wanted):
         takes = "takes num_envs and should return" if vector else "should return"
         raise UsageError(f"{env_id} returned a {type(envs[0]).__name__}; it {takes} a gymnasium.{wanted.__name__}")

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import gymnasium
 import numpy as np
@@ -106,13 +106,14 @@ class Faulty(gymnasium.Env):
         hang_seconds: float = 3600.0,
         **kwargs: Any,
     ):
-        if fault not in Fault.__args__:
-            raise ValueError(f"fault may be {', '.join(Fault.__args__)}, not {fault!r}")
+        if fault not in get_args(Fault):
+            raise ValueError(f"fault may be {', '.join(get_args(Fault))}, not {fault!r}")
         if ":" in env:  # Gymnasium would import what stands before it, on the word of an argument
             raise ValueError(f"env may be an id that is registered already, not {env!r}")
         self.fault, self.at_step, self.at_episode = fault, at_step, at_episode
         self.marker, self.only_seed, self.hang_seconds = marker, seed, hang_seconds
-        self.episode, self.t, self.last_seed = -1, 0, None
+        self.episode, self.t = -1, 0
+        self.last_seed: int | None = None
         if fault == "raise_init" and self._strikes():
             raise RuntimeError("scripted fault: raise_init")
         self.inner = gymnasium.make(env, disable_env_checker=True, **kwargs)

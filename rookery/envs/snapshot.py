@@ -31,18 +31,19 @@ def env_state(env: gymnasium.Env) -> dict[str, Any] | None:
 def restore_env(env: gymnasium.Env, state: dict[str, Any]) -> None:
     chain = _wrappers(env)
     assert chain is not None, env
-    limits = [w for w in chain if isinstance(w, TimeLimit)]
+    limits: list[Any] = [w for w in chain if isinstance(w, TimeLimit)]  # Gymnasium types their count as None
     for limit, elapsed in zip(limits, state["elapsed"], strict=True):
         limit._elapsed_steps = None if elapsed == -1 else int(elapsed)
     for wrapper in chain:
         if isinstance(wrapper, OrderEnforcing):
             wrapper._has_reset = True
-    env.unwrapped.set_state(state["env"])
+    inner: Any = env.unwrapped
+    inner.set_state(state["env"])
 
 
 def generator_state(generator: np.random.Generator) -> dict[str, Any]:
     """The generator as numpy describes it: nested dicts of names and (large) integers."""
-    return generator.bit_generator.state
+    return dict(generator.bit_generator.state)
 
 
 def restored_generator(state: dict[str, Any]) -> np.random.Generator:

@@ -54,7 +54,8 @@ class VectorLanes(Lanes):
     """A vector environment in NEXT_STEP mode. Rewards and flags of reset rows are made to keep the convention."""
 
     def __init__(self, env_id: str, env: VectorEnv):
-        self.env, self.count = env, env.num_envs
+        self.env: Any = env  # seeds and states are not the same type in all of them
+        self.count = env.num_envs
         self._observations = Observations(env.single_observation_space, env_id)
         self._actions = Actions(env.single_action_space, env_id)
         self.spec = EnvSpec(env_id, self._observations.leaves, self._actions.spec)

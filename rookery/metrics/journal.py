@@ -102,7 +102,8 @@ class Journal:
             target is not None
             and self.env_steps_to_target is None
             and self.window.full
-            and self.window.return_mean >= target
+            and (mean := self.window.return_mean) is not None
+            and mean >= target
         ):
             self.env_steps_to_target, self.wall_s_to_target = self.env_steps, self.wall_s
 
@@ -181,8 +182,8 @@ class Journal:
         now = self._clock()
         self._logged_at = now
         self._rate_marks.append((now, self.env_steps))
-        if len(self.window):
-            self.history.append((self.env_steps, self.window.return_mean))
+        if (mean := self.window.return_mean) is not None:
+            self.history.append((self.env_steps, mean))
         if len(self.history) > 2000:  # thin out: the curve stays, memory does not grow
             self.history = self.history[::2]
         snapshot = self.snapshot()

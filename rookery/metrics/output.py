@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO, cast
 
 LIMIT = 1 << 20  # bytes that wait for a reader
 PATIENCE = 2.0  # seconds for the last lines of a run
@@ -143,7 +143,7 @@ class BestEffort(Descriptor):
 
 def text(raw: Descriptor, like: TextIO, errors: str = "strict") -> TextIO:
     """A text stream around a descriptor, with the encoding of another; what is written is handed on at once."""
-    return io.TextIOWrapper(raw, encoding=like.encoding, errors=errors, write_through=True)
+    return io.TextIOWrapper(cast(BinaryIO, raw), encoding=like.encoding, errors=errors, write_through=True)
 
 
 def best_effort(stream: Any) -> BestEffort | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Moments(NamedTuple):
-    count: Tensor  # [] sum of weights
+    count: Tensor  # type: ignore[assignment]  # [] sum of weights; hides tuple.count
     mean: Tensor  # [...] per feature
     m2: Tensor  # [...] weighted sum of squared deviations from the mean
 

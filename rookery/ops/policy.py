@@ -41,7 +41,7 @@ class _ClippedSurrogate(torch.autograd.Function):
     """In closed form: small networks spend more time in autograd's bookkeeping than in arithmetic."""
 
     @staticmethod
-    def forward(ctx: Any, new_logp: Tensor, logp: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
+    def forward(ctx: Any, new_logp: Tensor, logp: Tensor, advantage: Tensor, clip: Any) -> Tensor:
         ratio = (new_logp - logp).exp_()
         gain = ratio * advantage
         clipped = ratio.clamp_(1 - clip, 1 + clip).mul_(advantage)

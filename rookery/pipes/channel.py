@@ -228,14 +228,14 @@ def unpack_tree(packed: Any) -> Any:
         if packed.code == _INTEGER:
             return int.from_bytes(packed.data, "little", signed=True)
         if packed.code == _ARRAY:
-            return _unpack_array(packed.data)
+            return _unpack_array(packed)
         raise ValueError(f"unknown extension {packed.code} in a tree")
     return packed
 
 
-def _unpack_array(body: bytes) -> np.ndarray:
+def _unpack_array(packed: msgspec.msgpack.Ext) -> np.ndarray:
     try:
-        dtype, shape, data = msgspec.msgpack.decode(body, type=tuple[str, tuple[int, ...], bytes])
+        dtype, shape, data = msgspec.msgpack.decode(packed.data, type=tuple[str, tuple[int, ...], bytes])
         kind = np.dtype(dtype)
         if kind.kind not in _KINDS or any(n < 0 for n in shape):
             raise ValueError(f"{dtype}{list(shape)}")

@@ -17,7 +17,7 @@ import os
 import tempfile
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -109,7 +109,7 @@ class Segment:
             return np.empty(shape, dtype)
         return np.frombuffer(self.buffer, dtype, count, offset).reshape(shape)
 
-    def words(self, code: str, count: int, offset: int = 0) -> memoryview:
+    def words(self, code: Literal["q", "d"], count: int, offset: int = 0) -> memoryview[Any]:
         """8-byte words ("q" integers, "d" floats) as Python numbers: the quickest way to touch a single one."""
         if self.buffer is None:
             raise ValueError(f"shared memory for {self.name} is closed, or was never allocated")

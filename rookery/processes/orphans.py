@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 try:
     import resource
 except ImportError:  # Windows
-    resource = None
+    resource = None  # type: ignore[assignment]
 
 _LIMIT = 10  # RLIMIT_LOCKS, which the module `resource` does not name
 _NUMBERS = 1 << 16  # marks of one family

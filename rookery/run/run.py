@@ -163,7 +163,8 @@ def _check_same(before: RunConfig, config: RunConfig) -> None:
 
 def check(config: RunConfig) -> RunConfig:
     """The config as it will be written; what cannot be run is refused, before anything is written or started."""
-    config = within(config, kind=RunConfig[type(config.algo)])
+    generic: Any = RunConfig  # its parameter is known at run time only
+    config = within(config, kind=generic[type(config.algo)])
     if why := absurd(config):
         raise UsageError(why)
     if config.device == "cuda" and not torch.cuda.is_available():

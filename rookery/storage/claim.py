@@ -23,7 +23,7 @@ from rookery.storage.folder import open_regular
 try:
     import fcntl
 except ImportError:  # Windows: other processes are not excluded
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 File = tuple[int, int]  # device and inode
 

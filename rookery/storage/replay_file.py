@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from shlex import quote
@@ -109,7 +109,8 @@ def _fill(
     folder: Path, env_steps: int, snapshot: Snapshot, part: Any, state: dict[str, np.ndarray], files: FileLayer
 ) -> None:
     """All files of a saved memory, the manifest last."""
-    entries, segments = {}, {}
+    entries: dict[str, FileEntry] = {}
+    segments: dict[str, SegmentEntry] = {}
     for segment, blocks in _segments(snapshot):
         name = f"rows-{len(segments):05d}.safetensors"
         segments[name] = segment
@@ -152,7 +153,7 @@ def _stream(path: Path, head: bytes, blocks: Iterable[np.ndarray], files: FileLa
     summed, size = hashlib.blake2b(head, digest_size=32), len(head)
     files.write(path, head)
     for block in blocks:
-        view = memoryview(block).cast("B") if block.nbytes else memoryview(b"")
+        view = block.data.cast("B") if block.nbytes else memoryview(b"")
         summed.update(view)
         files.append(path, view)
         size += len(view)
@@ -166,9 +167,10 @@ def _blocks(arrays: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         yield from (flat[at : at + CHUNK] for at in range(0, len(flat), CHUNK))
 
 
-def _header(tensors: dict[str, tuple[str, tuple[int, ...], int]], about: dict[str, str] | None = None) -> bytes:
+def _header(tensors: Mapping[str, tuple[str, tuple[int, ...], int]], about: dict[str, str] | None = None) -> bytes:
     """The beginning of a safetensors file: name -> (type, shape, bytes), in the order they follow."""
-    entries, end = {"__metadata__": about or {}}, 0
+    entries: dict[str, dict[str, Any]] = {"__metadata__": about or {}}
+    end = 0
     for name, (dtype, shape, size) in tensors.items():
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (end, end + size)}
         end += size
@@ -181,8 +183,8 @@ def _segment_header(segment: SegmentEntry, width: int) -> bytes:
     rows, about = segment.rows, {"first": str(segment.first)}
     if segment.packed is None:
         return _header({segment.array: ("U8", (rows, width), rows * width)}, about)
-    sizes = {"sizes": ("I64", (rows,), 8 * rows)}
-    return _header(sizes | {segment.array: ("U8", (segment.packed,), segment.packed)}, about)
+    sizes, objects = ("I64", (rows,), 8 * rows), ("U8", (segment.packed,), segment.packed)
+    return _header({"sizes": sizes, segment.array: objects}, about)
 
 
 def _body(segment: SegmentEntry, width: int) -> int:
@@ -267,13 +269,13 @@ def _manifest(path: Path) -> Manifest:
         if ends[array] != entry.used or not 0 <= entry.used <= entry.rows or entry.width < 0:
             raise Damage(f"{MANIFEST}: {array} has {ends[array]} rows instead of {entry.used} of {entry.rows}")
     for name, segment in manifest.segments.items():
-        array = manifest.arrays[segment.array]
-        if (segment.packed is not None) != array.packed:
+        entry = manifest.arrays[segment.array]
+        if (segment.packed is not None) != entry.packed:
             raise Damage(f"{MANIFEST}: {name} and its array are not packed alike")
-        if array.packed and not 0 <= segment.packed <= segment.rows * _most_packed(array.width):
+        if segment.packed is not None and not 0 <= segment.packed <= segment.rows * _most_packed(entry.width):
             raise Damage(f"{MANIFEST}: {name} cannot hold {segment.packed} bytes in {segment.rows} rows")
-        if manifest.files[name].size != len(_segment_header(segment, array.width)) + _body(segment, array.width):
-            raise Damage(f"{MANIFEST}: {name} cannot hold {segment.rows} rows of {array.width} bytes")
+        if manifest.files[name].size != len(_segment_header(segment, entry.width)) + _body(segment, entry.width):
+            raise Damage(f"{MANIFEST}: {name} cannot hold {segment.rows} rows of {entry.width} bytes")
     return manifest
 
 

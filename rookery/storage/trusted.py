@@ -31,7 +31,7 @@ class Known(NamedTuple):
 
 LIMIT = {"max_episode_steps": Steps}
 
-_OURS = {
+_OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "rookery/RepeatPrevious-v0": (
         "rookery.envs.memory",
         {"k": Delay, "symbols": Size, "length": Size, "one_hot": bool},
