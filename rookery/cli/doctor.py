@@ -21,8 +21,9 @@ from rookery.core.machine import Machine, amount
 
 EXTRAS = {  # extra -> (modules it brings, what for)
     "atari": (("ale_py",), "Atari games"),
-    "mujoco": (("mujoco",), "MuJoCo tasks"),
+    "mujoco": (("mujoco", "imageio"), "MuJoCo tasks"),
     "dmc": (("dm_control", "mujoco"), "tasks of the DeepMind Control Suite"),
+    "box2d": (("Box2D", "pygame"), "LunarLander, BipedalWalker, CarRacing"),
     "fast": (("numba",), "quick draws from prioritised replay"),
     "plots": (("matplotlib",), "learning curves as pictures"),
     "video": (("imageio_ffmpeg", "pygame"), "rookery record"),

@@ -26,7 +26,12 @@ from rookery.envs.lanes import Lanes, SyncLanes
 from rookery.envs.last import LastLanes
 from rookery.envs.vector import adapt, reset_mode
 
-EXTRAS = {"ale_py": "rookery[atari]", "mujoco": "rookery[mujoco]", "box2d": "gymnasium[box2d]"}
+EXTRAS = {
+    "ale_py": "rookery[atari]",
+    "mujoco": "rookery[mujoco]",
+    "imageio": "rookery[mujoco]",
+    "box2d": "rookery[box2d]",
+}  # what an error names -> what to install
 # Gymnasium's vector CartPole draws the resets of all lanes from one generator; ours gives each lane its own.
 OWN_VECTOR = dict.fromkeys(("CartPole-v0", "CartPole-v1"), "rookery.envs.cartpole:CartPoleVector")
 
