@@ -137,7 +137,7 @@ class _Play:
         return [self.first, *(self.row() for _ in range(count))]
 
     def row(self) -> bytes:
-        action = _random(self.envs.spec, self.envs.count, self.rng)
+        action = random_actions(self.envs.spec, self.envs.count, self.rng)
         started = perf_counter()
         obs, reward, terminated, truncated = self.envs.step(action)
         self.seconds += perf_counter() - started
@@ -172,7 +172,7 @@ class _Play:
                 report.warnings.append(f"{what} reach {largest:.3g}; normalise or scale them, or learning will suffer")
 
 
-def _random(spec: EnvSpec, lanes: int, rng: np.random.Generator) -> np.ndarray:
+def random_actions(spec: EnvSpec, lanes: int, rng: np.random.Generator) -> np.ndarray:
     action = spec.action
     if action.kind == "box":
         return rng.uniform(-1.0, 1.0, (lanes, action.size)).astype(np.float32)
@@ -201,7 +201,7 @@ def _restorable(envs: Lanes, report: Report) -> bool:
     state = envs.get_state()
     if state is None:
         return False
-    actions = [_random(envs.spec, envs.count, np.random.default_rng(row)) for row in range(20)]
+    actions = [random_actions(envs.spec, envs.count, np.random.default_rng(row)) for row in range(20)]
     futures = []
     for _ in range(2):
         envs.set_state(state)
