@@ -108,7 +108,7 @@ def _machine() -> list[Finding]:
     cores = machine.cores()
     found = [
         Finding("cores", f"{cores} usable" + (f" of {os.cpu_count()}" if cores != os.cpu_count() else "")),
-        Finding("memory", f"{amount(memory)} to be had ({source})", "problem" if tight else "ok",
+        Finding("memory", f"{amount(memory)} available ({source})", "problem" if tight else "ok",
                 "a run needs about 1 GiB" if tight else ""),
         _memfd(),
     ]  # fmt: skip

@@ -21,7 +21,7 @@ VERBS = {
     "train": ("rookery.cli.train:train", "train a recipe on an environment"),
     "resume": ("rookery.cli.train:resume", "go on with a run where its newest checkpoint ends"),
     "eval": ("rookery.cli.play:evaluate", "play whole episodes with what a run learnt, and report the return"),
-    "record": ("rookery.cli.play:record", "film episodes of a run's policy, as mp4"),
+    "record": ("rookery.cli.play:record", "record episodes of a run's policy, as mp4"),
     "plot": ("rookery.cli.plot:plot", "draw learning curves of one or more runs"),
     "recipes": ("rookery.cli.recipes:recipes", "list the recipes and their presets"),
     "check-env": ("rookery.cli.check_env:check_env", "try an environment in a process of its own, and report"),

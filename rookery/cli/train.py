@@ -22,7 +22,7 @@ TRAIN = """usage: rookery train RECIPE --env ID [fields of the run]
   rookery train ppo --env CartPole-v1 --help     the same, with the defaults for that environment
   rookery recipes                                the recipes and their presets"""
 
-RESUME = """usage: rookery resume RUN [fields of the run that shall differ]
+RESUME = """usage: rookery resume RUN [fields of the run to change]
 
   rookery resume runs/a                          go on after a stop, a crash or a kill
   rookery resume runs/a --env-steps 200k         go on, to 200,000 steps in all
@@ -80,13 +80,13 @@ def resume(words: list[str], signals: Signals) -> int:
             print(f"{path} is complete with {steps:,} steps; --env-steps {2 * steps} would go on to {2 * steps:,}")
             return 0
     if steps is None and not exists(path, "summary.json"):
-        with claimed(path):  # or somebody is about to write one
-            print(f"{path} has no checkpoint yet: it begins anew")
+        with claimed(path):  # or another process is about to write one
+            print(f"{path} has no checkpoint yet: it starts from the beginning")
     return close(go_on(path, trust, fields, signals, tell=warn))
 
 
 def _compile(path: Path, old: bool, new: bool, words: list[str]) -> dict[str, bool]:
-    """A stored run starts no compiler by itself: its user says again that it shall, or that it shall not."""
+    """A stored run starts no compiler by itself: the user must confirm or refuse it again."""
     if not old:
         return {}
     names = {word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")}
@@ -99,7 +99,7 @@ def _compile(path: Path, old: bool, new: bool, words: list[str]) -> dict[str, bo
 
 
 def close(run: Run) -> int:
-    """Say what came of a run and what can be done with it."""
+    """Print the results of a run and the commands that use it."""
     from rookery.cli.runs import needs
     from rookery.cli.show import console, count, escape, facts
 

@@ -29,7 +29,7 @@ class EnvError(RookeryError):
     def __init__(self, message: str, reason: str = "env_error"):
         super().__init__(message)
         self.reason = reason  # the ledger's word for the steps that are lost with it
-        self.steps = 0  # how many those are, where the one who raises it knows
+        self.steps = 0  # how many those are, where the caller that raises it knows
         self.mendable = False  # whether single environments failed that can be recreated while the others go on
 
 
@@ -53,7 +53,7 @@ class CheckpointError(RookeryError):
 
 
 class StorageError(RookeryError):
-    """The disk, or the shared memory, that a run needs is not to be had."""
+    """The disk space or shared memory that a run needs is not available."""
 
     exit_code = 7
 

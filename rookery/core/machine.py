@@ -32,7 +32,7 @@ class Machine:
         if available is not None:
             have, source = available * 1024, "available memory of the machine"
         for folder in self._folders("memory"):
-            # File pages that nobody uses are given back under pressure: they do not count as taken.
+            # Unused file pages are reclaimed under pressure: they do not count as taken.
             for limit, usage, idle in (
                 ("memory.max", "memory.current", "inactive_file"),
                 ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -65,7 +65,7 @@ class ActionSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What networks and buffers must know of an environment. A single observation is the dict {"obs": ...}."""
+    """The spaces of an environment, for networks and buffers. A single observation is the dict {"obs": ...}."""
 
     id: str
     obs: dict[str, Leaf]
@@ -77,7 +77,7 @@ class EnvSpec:
 class Unroll:
     """T steps of B environments: the unit that travels.
 
-    Row t holds the observation, the action taken on it and what came of it; `obs` has one row more, and that row is
+    Row t holds the observation, the action taken on it and its result; `obs` has one row more, and that row is
     the next unroll's row 0. Resets happen on the step after an end ("next-step reset"): if row t ends an episode,
     obs[t+1] is its final observation, and row t+1 is not live: its action was ignored, its reward is 0, it has no
     loss weight and is not an environment step.
@@ -141,7 +141,7 @@ class Replay:
     sequence: int = 0  # rows trained on per item, for recurrent nets; 0: items are transitions
     burn_in: int = 0  # rows before them that only warm the recurrent state up
     overlap: int = 0  # rows that a sequence shares with the next one of its episode
-    refresh: int = 0  # environment steps of an actor between two looks at the weights; 0: every unroll
+    refresh: int = 0  # environment steps of an actor between two pulls of the weights; 0: every unroll
 
     @property
     def in_turns(self) -> bool:

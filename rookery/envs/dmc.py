@@ -70,7 +70,7 @@ def _suite(env_id: str, draws: bool) -> Any:
 
 @contextmanager
 def _gl(backend: str | None) -> Iterator[None]:
-    """MUJOCO_GL for as long as an import takes; what the user's own code imports later is theirs to choose."""
+    """MUJOCO_GL for as long as an import takes; what the user's code imports later is not affected."""
     if backend is None:
         yield
         return

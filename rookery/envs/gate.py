@@ -42,7 +42,7 @@ def watch(obs: dict[str, np.ndarray], reward: np.ndarray) -> Callable[[int], boo
                 if not isfinite(seen.dot(seen)):
                     return False
             return True
-        except (RuntimeWarning, FloatingPointError):  # somebody has made errors of numpy's warnings: an overflow
+        except (RuntimeWarning, FloatingPointError):  # numpy's warnings were turned into errors: an overflow
             return False
 
     return finite

@@ -71,7 +71,7 @@ class Lanes(ABC):
     def close(self) -> None: ...
 
     def get_state(self) -> dict[str, Any] | None:
-        """Everything needed to go on exactly (a tree of arrays, numbers, strings); None if it is not to be had."""
+        """Everything needed to continue exactly (a tree of arrays, numbers, strings); None if that cannot be saved."""
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -79,10 +79,10 @@ class Lanes(ABC):
 
 
 class SyncLanes(Lanes):
-    """Single environments, one after the other. With `build`, which makes that of a lane, one can be made again."""
+    """Single environments, one after the other. `build` recreates the one of a lane that failed."""
 
     def __init__(self, env_id: str, envs: Sequence[gymnasium.Env], build: Callable[[int], gymnasium.Env] | None = None):
-        self.envs: list[gymnasium.Env | None] = list(envs)  # None: one that could not be made again
+        self.envs: list[gymnasium.Env | None] = list(envs)  # None: recreating it failed
         self._build, self.mendable = build, build is not None
         self.count = len(self.envs)
         first = envs[0]
@@ -144,7 +144,7 @@ class SyncLanes(Lanes):
             raise LaneFault(lane, "raised in step", error) from error
 
     def _finish(self, actions: Any, fault: LaneFault) -> None:
-        """Step the lanes behind one that failed; the fault is told what the step has brought."""
+        """Step the lanes behind one that failed, and put the results of this step into the fault."""
         last: LaneFault | None = fault
         while last is not None:
             try:

@@ -36,7 +36,7 @@ def with_last(spec: EnvSpec) -> EnvSpec:
 
 
 class Last:
-    """What was done and what came of it, in the form of observations. The arrays are overwritten by each call."""
+    """The last action and its reward, in the form of observations. The arrays are overwritten by each call."""
 
     def __init__(self, spec: EnvSpec, lanes: int, clip: bool):
         self.action = np.zeros((lanes, width(spec.action)), np.float32)

@@ -144,7 +144,7 @@ def _from_factory(env_id: str, factory: Callable[..., Any], kwargs: dict[str, An
 
 
 def _again(env_id: str, kwargs: dict[str, Any], build: Callable[[], gymnasium.Env]) -> Callable[[int], gymnasium.Env]:
-    """Makes the environment of one lane anew."""
+    """A function that recreates the environment of one lane."""
 
     def build_lane(lane: int) -> gymnasium.Env:
         with _building(env_id, kwargs):
@@ -207,7 +207,7 @@ def _registered(env_id: str) -> Registered:
 
 
 def _register_ale() -> None:
-    """Importing ale-py registers the older Atari ids, so that they are known whoever asks first."""
+    """Importing ale-py registers the older Atari ids, so that they are known in any order of imports."""
     with suppress(ImportError):
         import ale_py  # noqa: F401
 
@@ -223,7 +223,7 @@ def _no_kwargs(env_id: str, kwargs: dict[str, Any]) -> None:
 
 @contextmanager
 def _building(env_id: str, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Errors while an environment is built, in words for the person who asked for it."""
+    """Errors while an environment is built become messages for the user."""
     try:
         yield
     except RookeryError:
@@ -236,7 +236,7 @@ def _building(env_id: str, kwargs: dict[str, Any]) -> Iterator[None]:
         if "unexpected keyword argument" not in str(error):
             raise EnvError(f"{env_id} raised when it was made: TypeError: {error}", "env_raised") from error
         if "render_mode" in kwargs and "'render_mode'" in str(error):
-            raise UsageError(f"{env_id} cannot be filmed: whoever makes it does not take render_mode") from error
+            raise UsageError(f"{env_id} cannot be recorded: the factory does not accept render_mode") from error
         raise UsageError(f"{env_id} does not take these env_kwargs: {kwargs} ({error})") from error
     except (Exception, SystemExit) as error:
         raise EnvError(f"{env_id} raised when it was made: {type(error).__name__}: {error}", "env_raised") from error

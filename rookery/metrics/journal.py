@@ -2,7 +2,7 @@
 
 A topology tells it what happened; it keeps the counters, the ledger, the moving windows and the time split, and feeds
 the panel and metrics.jsonl. It takes no decision about processes and touches no tensor. It belongs to the learner's
-thread. Panel and sinks have threads of their own, so what they are given is built anew each time and never changed.
+thread. Panel and sinks have threads of their own, so what they are given is a new object each time and never changed.
 
 The ledger: every environment step ends as trained, evicted, dropped (with a reason) or in flight. It must balance.
 """
@@ -129,7 +129,7 @@ class Journal:
         self.split.add("wait", max(0.0, wall - sum(parts.values())))
 
     def told(self, report: ActorReport, at_once: int) -> None:
-        """An unroll of an actor that nobody waited for: its time passed beside the learner's."""
+        """An unroll of an asynchronous actor: its time passed in parallel to the learner's."""
         self.collected(report)
         self.collect_s = self.life_s
         self.split.add("env", report.env_s / at_once)
@@ -172,7 +172,7 @@ class Journal:
 
     @property
     def due(self) -> bool:
-        """Whether the next report will be told: what only it needs need not be computed before."""
+        """Whether the next report will be written: what only it needs need not be computed before."""
         return self._clock() - self._logged_at >= self.config.log_every
 
     def report(self, force: bool = False) -> None:

@@ -1,12 +1,12 @@
 """Standard output and standard error: where they lead must not decide how a run goes or ends.
 
-`BestEffort` is for a run. A thread of its own writes to the descriptor, so that a pipe that nobody reads or a stopped
+`BestEffort` is for a run. A thread of its own writes to the descriptor, so that a pipe that is not read or a stopped
 terminal (Ctrl-S) never blocks the caller; after an error, or where too much waits, text is discarded. `Answer` is for
 what a user has asked for (`eval --json`, help): it waits as long as the reader takes, like any program, and remembers
 an error for the exit code. Neither ever raises. `standard_streams` puts one of the two in the place of `sys.stdout` and
 `sys.stderr`.
 
-Imports nothing heavy: the command line uses it before it knows what it is asked for.
+Imports nothing heavy: the command line uses it before it has parsed its arguments.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Descriptor(io.RawIOBase):
         while left and self.error is None:
             try:
                 left = left[os.write(self._fd, left) :]
-            except BlockingIOError:  # somebody who shares the terminal or pipe has made it non-blocking
+            except BlockingIOError:  # another process that shares the terminal or pipe made it non-blocking
                 poll = select.poll()
                 poll.register(self._fd, select.POLLOUT)
                 poll.poll()
@@ -103,9 +103,9 @@ class BestEffort(Descriptor):
             self._stuck = not self.drain(MOMENT)
 
     def give_up(self) -> None:
-        """Write nothing more: the descriptor may soon belong to somebody else."""
+        """Write nothing more: the descriptor may soon be reused for another file."""
         with self._changed:
-            self.error = self.error or TimeoutError(errno.ETIMEDOUT, "nobody has read it")
+            self.error = self.error or TimeoutError(errno.ETIMEDOUT, "not read in time")
             self._chunks.clear()
             self._size = 0
             self._changed.notify_all()

@@ -95,12 +95,12 @@ class Panel:
         self._quiet, self._console, self._clock = quiet, console, clock
         self._slot: Snapshot | None = None
         self._closing, self._deadline = threading.Event(), 0.0
-        self._own: BestEffort | None = None  # a writer that nobody else uses
+        self._own: BestEffort | None = None  # a writer that only the panel uses
         self._standard = sys.stdout, sys.stderr
         self._thread: threading.Thread | None = None
 
     def update(self, snapshot: Snapshot) -> None:
-        """The snapshot is drawn later: nobody may change it from now on."""
+        """The snapshot is drawn later: it must not be changed from now on."""
         if self._quiet or self._closing.is_set():
             return
         self._slot = snapshot
@@ -115,7 +115,7 @@ class Panel:
         if thread is None:
             return
         thread.join(timeout + 0.1)
-        if thread.is_alive():  # a stream of somebody else's blocks: prints must not wait for the panel's lock
+        if thread.is_alive():  # a stream that is not ours blocks: prints must not wait for the panel's lock
             for name, stream in zip(("stdout", "stderr"), self._standard):
                 if isinstance(getattr(sys, name), FileProxy):
                     setattr(sys, name, stream)
@@ -153,7 +153,7 @@ class Panel:
 
 
 def _flush_if_taken(stream: TextIO) -> None:
-    """What a script has printed before comes first, unless nobody reads it."""
+    """What a script has printed before comes first, unless it is not read."""
     with contextlib.suppress(OSError, ValueError):
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)

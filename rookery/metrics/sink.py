@@ -113,7 +113,7 @@ class TensorBoardSink:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        folder, suffix = Path(folder), f".{secrets.token_hex(16)}"  # a name that nobody can have put there before
+        folder, suffix = Path(folder), f".{secrets.token_hex(16)}"  # a name that cannot be there already
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folders.check_target(folder.parent, f"{folder.name}/events.out.tfevents")
         self.name = "tensorboard"

@@ -4,7 +4,7 @@ The queue is bounded. While the sink is blocked, by a slow disk or a file server
 older ones are discarded and counted. Closing has a deadline: a sink that is still blocked then is abandoned. Its thread
 is a daemon and holds no lock that the end of the interpreter asks for, so the process can exit.
 
-Handing over takes no lock and wakes nobody: the thread looks into the queue by itself, a few times a second. On a busy
+Handing over takes no lock and wakes no thread: the sink thread polls the queue a few times a second. On a busy
 machine, waking a thread costs the one that wakes it milliseconds, because the woken one takes its place.
 
 This is no pool and no retry logic: a sink that can try again (`JsonlSink`) does that by itself.
@@ -40,7 +40,7 @@ class SinkThread:
         self._thread: threading.Thread | None = None
 
     def put(self, record: Any) -> None:
-        """Takes microseconds. The record is encoded later, on the thread: nobody may change it from now on."""
+        """Takes microseconds. The record is encoded later, on the thread: it must not be changed from now on."""
         self._offered += 1
         if not self._closing.is_set():
             self._waiting.append(record)  # discards the oldest if the queue is full

@@ -2,7 +2,7 @@
 (D4PG, Barth-Maron et al. 2018, arXiv:1804.08617, appendix A).
 
 Both are moved by the Bellman operator, z -> reward + discount * z, and compared with a prediction by cross-entropy.
-`discount` is data, 0 where an episode terminated: nothing here knows of gamma or of episode ends. Inputs are finite.
+`discount` is data, 0 where an episode terminated: gamma and episode ends are not handled here. Inputs are finite.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def stratified_normal(uniform: Tensor) -> Tensor:
 def mixture_points(mixture: Mixture, reward: Tensor, discount: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
     """The distribution of reward + discount * z as weighted points, two tensors [N, K * P].
 
-    Each component is represented by P points, its own share of `normal` [N, P]. They must be drawn anew for every
+    Each component is represented by P points, its own share of `normal` [N, P]. They must be new draws for every
     target: a mixture fitted to the same points again and again becomes needles on them. Where discount is 0 all
     points coincide with the reward.
     """

@@ -4,8 +4,8 @@
 holds one heartbeat per worker. Numbers of slots travel over a channel; the data does not.
 
 A segment is a memory file without a name, handed to a child as an open descriptor: no other user can open it, and it
-is gone with the last process that holds it, however that process ends. Nothing here waits for a peer, decides who may
-write, or knows what an unroll is.
+is gone with the last process that holds it, however that process ends. Nothing here waits for a peer or decides who may
+write; the layout is given by the caller.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _allocate(fd: int, size: int) -> None:
     with contextlib.suppress(ImportError, AttributeError, OSError):  # a temporary file cannot be sealed
         import fcntl
 
-        # Nobody can shrink it, not even by mistake: a mapped page stays a page.
+        # The seal forbids shrinking: a mapped page stays valid.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 

@@ -78,7 +78,7 @@ def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bo
         obs, reward, terminated, truncated = lanes.step(action)
         total += reward
         length += live
-        if not live.all():  # the row after an end was a reset: memory starts anew
+        if not live.all():  # the row after an end was a reset: the recurrent state is zeroed
             keep = torch.from_numpy(live)
             state = tree.map(lambda x: x * keep.view(-1, *[1] * (x.dim() - 1)), state)  # noqa: B023
         ends = terminated | truncated
@@ -98,7 +98,7 @@ def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bo
 
 
 def _mixed(action: np.ndarray, epsilon: float, spec: ActionSpec, dice: np.random.Generator) -> np.ndarray:
-    """Actions [B, *shape], each drawn anew with probability epsilon, uniformly."""
-    anew = dice.random(len(action)) < epsilon
+    """Actions [B, *shape], each replaced with probability epsilon by a uniform draw."""
+    random = dice.random(len(action)) < epsilon
     drawn = dice.integers(0, np.reshape(spec.choices, spec.shape), action.shape)
-    return np.where(anew.reshape(-1, *[1] * len(spec.shape)), drawn, action)
+    return np.where(random.reshape(-1, *[1] * len(spec.shape)), drawn, action)

@@ -1,4 +1,4 @@
-"""How the end of a worker reads: in its own words where it has said any, else as what was seen of it."""
+"""The error of a worker that ended: its own message if it sent one, else what the parent observed."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _bare: tuple[int, int] | None = None  # its limit without any
 
 
 def new_mark() -> int:
-    """A mark that nobody has."""
+    """A mark that no process has."""
     global _family, _numbers
     with _mutex:
         if _family[0] != os.getpid():  # the first one, or we were forked
@@ -64,7 +64,7 @@ def put_mark(pid: int) -> int | None:
 def end_marked(marks: Iterable[int | None] | range, seconds: float = 0.0) -> bool:
     """Kill all processes that wear one of these marks, except this one; wait so long for their end. Whether all ended.
 
-    A process that was sent SIGKILL cannot fork any more. So, once a look at all processes finds nobody new, nobody new
+    A process that was sent SIGKILL cannot fork any more. So, once a scan of all processes finds no new one, no new one
     can appear.
     """
     wanted = marks if isinstance(marks, range) else frozenset(marks) - {None}
@@ -118,7 +118,7 @@ class MarkedHere:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if os.getpid() == self._pid:  # and not a child that an environment has forked, on its way out
+        if os.getpid() == self._pid:  # and not a child that an environment has forked and that now exits
             _wear(remove=self._mark)
             with contextlib.suppress(OSError):  # no descriptor is left to look with: the guard finds them later
                 end_marked([self._mark], GONE)

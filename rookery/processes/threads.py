@@ -61,7 +61,7 @@ class Threads:
         self.share(synchronous)
 
     def share(self, synchronous: bool) -> None:
-        """Divide the cores anew: actors that never wait for the learner leave it fewer."""
+        """Divide the cores again: asynchronous actors leave the learner fewer."""
         config = self._config
         self.budget = budget(config.threads or available_cores(), config.actors, config.topology, synchronous)
         if self._small:

@@ -6,7 +6,7 @@ say to each other is the topology's affair, except for {"op": "ready", ...}, the
 ...}, its last one after an error; {"op": "stop"}, the parent's polite request; and {"op": "assign", ...}, which gives
 a spare process its work.
 
-Promises hold on Linux; elsewhere a child whose parent was killed ends at its next look at the channel.
+This holds on Linux; elsewhere a child whose parent was killed ends when it next reads the channel.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Worker:
             peak = f"its peak was {self._peak / 2**20:.0f} MiB"
             if Machine().oom_kills() > self._oom_kills:
                 return f"was killed by SIGKILL: out of memory, says the cgroup ({peak}); use fewer or smaller workers"
-            return f"was killed by SIGKILL: probably out of memory ({peak}; see dmesg), or somebody's kill -9"
+            return f"was killed by SIGKILL: probably out of memory ({peak}; see dmesg), or kill -9"
         if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE):
             where = f"; its stack is in {self.log.path}" if self.log else ""
             return f"was killed by {name}: a crash in native code{where}"
@@ -196,7 +196,7 @@ class Worker:
                 return False
             self.kill()
             _, status, usage = os.wait4(self.pid, 0)
-        except ChildProcessError:  # somebody else has collected it (SIGCHLD ignored): the code is lost
+        except ChildProcessError:  # other code has reaped it (SIGCHLD ignored): the exit code is lost
             self._process.returncode = 255
         else:
             self._process.returncode = os.waitstatus_to_exitcode(status)
@@ -275,7 +275,7 @@ class Restarts:
         self.count = 0  # of all time, for the metrics
         self._clock = clock
         self._recent: deque[float] = deque()
-        self._in_vain = 0  # since anything came of one: those that fail slowly would never fill a window
+        self._in_vain = 0  # since one of them succeeded: those that fail slowly would never fill a window
 
     def worked(self) -> None:
         self._in_vain = 0
@@ -297,7 +297,7 @@ class Deadline:
     """Time that may pass without a sign of life.
 
     If we ourselves did not look for more than `gap` seconds (suspended, stopped in a debugger), the peer was probably
-    asleep too: the deadline starts anew. Once per sign of life, so that a parent that looks seldom still notices.
+    asleep too: the deadline starts again. Once per sign of life, so that a parent that looks seldom still notices.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic, gap: float = 5.0):

@@ -32,6 +32,6 @@ SMALL = APEX | {
 RECIPE = dataclasses.replace(
     dqn.RECIPE,
     name="apex_dqn",
-    about="distributed prioritised replay: actors with epsilons of their own, one learner, nobody waits",
+    about="distributed prioritised replay: asynchronous actors, each with its own epsilons, and one learner",
     presets=dqn.presets(ATARI, SMALL, "Horgan et al. 2018; actors for a small machine"),
 )

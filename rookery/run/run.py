@@ -60,7 +60,7 @@ class Run:
 
 
 def configure(recipe: str, env: str, preset: str = "", **fields: Any) -> RunConfig:
-    """The whole config of a run, from a recipe's name, an environment and the fields that shall differ."""
+    """The whole config of a run, from a recipe's name, an environment and the fields to change."""
     outline = {k: v for k, v in fields.items() if k in ("env_kwargs", "atari")}
 
     def spec() -> EnvSpec:
@@ -112,7 +112,7 @@ def resume(path: str | Path, trust: tuple[str, ...] = (), *, tell: Callable[[str
     """Go on with a run where its newest complete checkpoint ends, or from the start if it has none yet.
 
     `env_steps=...` extends it. `trust`: modules that its config.json may name, besides what Rookery knows itself.
-    `tell` hears what of the run could not be used: a damaged checkpoint, a missing replay memory.
+    `tell` is called with what could not be used: a damaged checkpoint, a missing replay memory.
     """
     with Signals() as signals:
         return go_on(path, trust, fields, signals, tell)
@@ -141,7 +141,7 @@ def go_on(
                 tell(note)
             _check_same(before, config)
         else:
-            saved, notes = None, ["the run had no checkpoint yet: it begins anew"]
+            saved, notes = None, ["the run had no checkpoint yet: it starts from the beginning"]
         folders.store(folder, "config.json", encode_config(config))
         try:
             return _execute(config, folder, saved, notes, signals, tell)
@@ -222,7 +222,7 @@ def _execute(
 
 @contextmanager
 def _told(config: RunConfig, folder: Path, signals: Signals) -> Iterator[tuple[Sinks, Panel]]:
-    """Where a run tells what it does. At its end they have a few seconds, less if shutdown was requested."""
+    """Sinks and panel of a run. At its end they get a few seconds, less if shutdown was requested."""
     sinks, panel = Sinks.of_run(folder), Panel(config.quiet)
     try:
         yield sinks, panel

@@ -3,8 +3,8 @@
 Such a folder is `step-000000123456/` with a `manifest.json` that has the size and blake2b digest of every file, and a
 digest of itself. It is filled under a temporary name, synced and renamed, so a crash at any point leaves the previous
 one in place. Neither reading nor writing follows a link: not the folder that holds the steps, not a step, not a file.
-The digests find damage, not forgery: whoever can write the folder can write a matching manifest. What the files mean is
-the caller's affair.
+The digests find damage, not forgery: anyone who can write the folder can write a matching manifest. What the files mean
+is decided by the caller.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def save(folder: Path, env_steps: int, snapshot: Snapshot, files: FileLayer | No
 
 
 def _state(snapshot: Snapshot) -> tuple[Any, dict[str, np.ndarray]]:
-    """What is not in the arrays, as `encode_tree` would split it. Vectors are not copied again: they are ours."""
+    """What is not in the arrays, as `encode_tree` would split it. Vectors are copies already."""
     part, tensors = encode_tree(snapshot.numbers, META_PREFIX)
     vectors = {f"{META_PREFIX}/{path}": vector for path, vector in snapshot.vectors().items()}
     part = tree.merged(part, {name.removeprefix(f"{META_PREFIX}/"): {"$array": name} for name in vectors})

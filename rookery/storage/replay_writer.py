@@ -36,7 +36,7 @@ class Writer:
         )
         try:
             self._thread.start()
-        except RuntimeError as error:  # no more threads to be had
+        except RuntimeError as error:  # the limit of threads is reached
             self._thread = None
             snapshot.close()
             self._errors.append(StorageError(f"replay memory of step {env_steps} was not saved: {error}"))
@@ -44,7 +44,7 @@ class Writer:
         return True
 
     def poll(self) -> StorageError | None:
-        """The oldest error not yet told; each is told once."""
+        """The oldest error not yet reported; each is reported once."""
         return self._errors.pop(0) if self._errors else None
 
     def join(self, timeout: float) -> bool:

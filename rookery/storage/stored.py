@@ -88,7 +88,7 @@ class JournalNumbers(Struct):
 
 
 class Numbers(Struct):
-    """All of `meta.json` but the states of the actors. Fields that this version does not know are not looked at."""
+    """All of `meta.json` but the states of the actors. Fields that this version does not know are ignored."""
 
     learner: LearnerNumbers
     journal: JournalNumbers

@@ -1,12 +1,12 @@
-"""What a stored run may do: the one place where a stranger's config.json is judged, before anything is imported.
+"""What a stored run may do: the one place where an untrusted config.json is checked, before anything is imported.
 
     judge(fields, trust)        # fields: the parsed JSON; trust: modules that the user named
 
 A config names code by import path (algorithm, environment, network) and says what an environment is called with. Names
-on the list of `trusted.py` pass, with arguments of the listed types. Everything else is code on a stranger's word: it
-is refused unless the user has trusted its module, and then it may be called with anything. The refusal shows each name
-with its arguments. Not here: types and ranges of other fields (`registry.py`), and configs that a worker gets from its
-own parent, which has judged them.
+on the list of `trusted.py` pass, with arguments of the listed types. Everything else is code named by an untrusted
+file: it is refused unless the user has trusted its module, and then it may be called with anything. The refusal shows
+each name with its arguments. Not here: types and ranges of other fields (`registry.py`), and configs that a worker gets
+from its parent, which has checked them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _ours(module: str) -> bool:
 
 
 def _remedy(module: str) -> str:
-    """The module as one to trust, or nothing: most of ours are for nobody to call."""
+    """The module as one to trust, or nothing: most of Rookery's modules are not meant to be named."""
     return module if not _ours(module) or module in OWN_MODULES else ""
 
 
