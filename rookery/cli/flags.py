@@ -1,7 +1,7 @@
 """Flags drawn from dataclasses: how they may be spelt, which name was meant, and errors of one line.
 
 Tyro does the typed parsing and writes the help. What stands here comes before it (spelling: `--env_steps`, `--quiet
-True`, `--core`) and after it (its errors in our words).
+True`, `--core`) and after it (its errors on one line).
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def divisor(episodes: int, most: int) -> int:
 
 
 def _store(folder: Path, result: Evaluation) -> str | OSError:
-    """Where the result is, or why it is nowhere: it was worth playing for, and is shown either way."""
+    """Where the result is, or why it was not saved; it is printed either way."""
     how = ("" if result.greedy else "-sampled") + (f"-epsilon{result.epsilon:g}" if result.epsilon else "")
     name = f"eval/{result.checkpoint}-seed{result.seed}-episodes{result.episodes}{how}.json"
     try:

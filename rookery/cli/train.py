@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rookery.processes.signals import Signals
     from rookery.run.run import Run
 
-PROBE = 10.0  # seconds an environment may take to say what it is, once shutdown is requested
+PROBE = 10.0  # seconds an environment may take to report its spaces, once shutdown is requested
 
 TRAIN = """usage: rookery train RECIPE --env ID [fields of the run]
 
@@ -24,13 +24,13 @@ TRAIN = """usage: rookery train RECIPE --env ID [fields of the run]
 
 RESUME = """usage: rookery resume RUN [fields of the run to change]
 
-  rookery resume runs/a                          go on after a stop, a crash or a kill
-  rookery resume runs/a --env-steps 200k         go on, to 200,000 steps in all
+  rookery resume runs/a                          continue after a stop, a crash or a kill
+  rookery resume runs/a --env-steps 200k         continue, to 200,000 steps in all
   rookery resume runs/a --help                   every field, with its value in that run"""
 
 
 def train(words: list[str], signals: Signals) -> int:
-    """Signals are remembered all the way: libraries that are being loaded would lose an exception."""
+    """Signals are recorded throughout: an exception raised while libraries load could be lost."""
     if words and words[0] in HELP:
         print(TRAIN)
         return 0
@@ -44,7 +44,7 @@ def train(words: list[str], signals: Signals) -> int:
         with signals.interruptible(PROBE):  # the preset may depend on what the environment is
             config = check(config_for(words[0], words[1:], f"rookery train {words[0]}"))
     except Stopped as stop:
-        stop.add_note("the environment had not said yet what it is, so nothing was written: give the command again")
+        stop.add_note("the environment had not started yet, so nothing was written: run the command again")
         raise
     return close(start(config, signals))
 
@@ -67,7 +67,7 @@ def resume(words: list[str], signals: Signals) -> int:
     trust = trusted(words)
     old = open_run(path, trust, ["rookery", "resume", *words])
     extra = {"trust": EXTRA["trust"]}
-    new, _ = read(old, words[1:], prog, f"Go on with this run. The defaults are its own values.\n\n{ABOUT}", extra)
+    new, _ = read(old, words[1:], prog, f"Continue this run. The defaults are its own values.\n\n{ABOUT}", extra)
     fields = changes(old, new) | _compile(path, old.compile, new.compile, words)
     if wrong := {"env", "out"} & set(fields):
         raise UsageError(f"--{wrong.pop()} belongs to the run and cannot change; train a new one instead")
@@ -77,7 +77,7 @@ def resume(words: list[str], signals: Signals) -> int:
         if (steps := saved.env_steps) >= new.env_steps:
             for note in notes:
                 warn(note)
-            print(f"{path} is complete with {steps:,} steps; --env-steps {2 * steps} would go on to {2 * steps:,}")
+            print(f"{path} is complete with {steps:,} steps; --env-steps {2 * steps} would continue to {2 * steps:,}")
             return 0
     if steps is None and not exists(path, "summary.json"):
         with claimed(path):  # or another process is about to write one
@@ -150,7 +150,7 @@ _REASONS = {
 
 
 def _curve(path: Path) -> str:
-    """Draw the learning curve and say where it is, or why there is none: a run is not worth less without it."""
+    """Draw the learning curve and say where it is, or why there is none; that is not an error."""
     from rookery.metrics.plot import plot_runs
 
     try:

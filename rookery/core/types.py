@@ -98,7 +98,7 @@ class Unroll:
 
 @dataclass(frozen=True)
 class Explore:
-    """What exploration needs to know; greedy acting has none."""
+    """Inputs of exploration; greedy acting has none."""
 
     rng: torch.Generator
     lane: np.ndarray  # [B] int64: which environments of the whole run these are (a ladder of noise runs over all)
@@ -183,7 +183,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class DataPlan:
-    """What an algorithm wants to be fed."""
+    """The data that an algorithm requires."""
 
     unroll: int  # T
     chunk: int  # rows between two stored recurrent states; equals `unroll` without recurrence
@@ -202,7 +202,7 @@ class Episode:
 
 @dataclass
 class ActorReport:
-    """What came out of one unroll besides the data."""
+    """Report on one unroll, besides the data."""
 
     steps: int  # live environment steps
     episodes: list[Episode] = field(default_factory=list)
@@ -215,7 +215,7 @@ class ActorReport:
 
 @dataclass
 class GradientReport(ActorReport):
-    """What a worker says of a gradient it has computed, and of the memory it keeps."""
+    """Report of a worker on a gradient it has computed, and on its replay memory."""
 
     gradient: bool = False  # whether the slot holds one
     more: bool = False  # whether another one could be drawn without acting
@@ -230,7 +230,7 @@ class GradientReport(ActorReport):
 
 @dataclass(frozen=True)
 class StepReport:
-    """What came out of one update."""
+    """Report on one update."""
 
     metrics: dict[str, float]
     priorities: torch.Tensor | None = None

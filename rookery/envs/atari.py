@@ -89,7 +89,7 @@ class AtariLanes(VectorLanes):
         self.score = np.zeros(self.count, np.float32) if training and atari.reward_clip else None
         self._by_life = training and atari.episodic_life
         self._lives = np.zeros(self.count, np.int32)
-        self._lost = np.zeros(self.count, bool)  # lanes that ended by a lost life: their game goes on
+        self._lost = np.zeros(self.count, bool)  # lanes that ended by a lost life: their game continues
         # What to press in the row after a lost life: FIRE, as after a reset, where games wait for it.
         names = [action.name for action in env.ale.get_action_set()]
         self._wake = names.index("FIRE" if atari.fire_reset and "FIRE" in names else "NOOP")

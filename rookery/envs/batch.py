@@ -1,7 +1,7 @@
 """Base of our own vector environments: next-step reset, one random generator per lane, restorable.
 
 A lane draws from its own generator what the single environment draws with the same seed, so a vector version plays
-the very episodes of the single one, whatever the number of lanes. A subclass says how lanes begin and what a step does.
+exactly the episodes of the single one, for any number of lanes. A subclass says how lanes begin and what a step does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lanes: B environments stepped together, and the border where every other reset convention ends.
+"""Lanes: B environments stepped together, and the place where other reset conventions are converted.
 
 Next-step reset (Gymnasium's NEXT_STEP): the row that ends an episode returns its final observation; the next step
 ignores that lane's action, resets it, and returns the reset observation with reward 0 and both flags False.
@@ -35,12 +35,12 @@ class LaneFault(Exception):
         self.lane = lane
         self.what = what  # reads on after the environment's name: "raised in step", "returned ..."
         self.cause = cause
-        self.reason = reason  # env_raised | bad_shape | nonfinite: the ledger's word for the steps lost with it
+        self.reason = reason  # env_raised | bad_shape | nonfinite: the ledger's reason for the steps lost with it
         self.others: list[LaneFault] = []  # of further lanes, in the same step
         self.row: Step | None = None  # what that step brought the lanes that did not fail; None: it was not finished
 
     def located(self, env: str, actor: int, first_lane: int, episode: int, step: int) -> EnvError:
-        """The fault with its address."""
+        """The fault with its location."""
         more = f"; in this step {len(self.others)} more lanes failed" if self.others else ""
         cause = f": {type(self.cause).__name__}: {self.cause}" if self.cause is not None else ""
         where = f"actor {actor}, lane {first_lane + self.lane}, episode {episode}, step {step}{more}"
@@ -163,7 +163,7 @@ class SyncLanes(Lanes):
                 old.close()
         try:
             env = self.envs[lane] = self._build(lane)
-        except UsageError:  # what it needs is not there any more: to try again would not help
+        except UsageError:  # what it needs is missing now: a retry would not help
             raise
         except (Exception, SystemExit) as error:
             cause = error.__cause__ if isinstance(error, EnvError) else error
@@ -174,7 +174,7 @@ class SyncLanes(Lanes):
         return self._obs
 
     def _reset(self, lane: int, seed: int | None) -> None:
-        """The seed is given once; later episodes go on with the environment's own generator."""
+        """The seed is given once; later episodes use the environment's own generator."""
         env = self.envs[lane]
         try:
             assert env is not None

@@ -64,7 +64,7 @@ class Last:
 
 
 class LastLanes(Lanes):
-    """`inner`, whose observations also show the last action and reward. Whatever is not here is the inner lanes'."""
+    """`inner`, whose observations also show the last action and reward. Other attributes are the inner lanes'."""
 
     def __init__(self, inner: Lanes, clip: bool | None = None):
         """`clip`: whether the reward shown is clipped; None: as the lanes say that training does."""

@@ -180,7 +180,7 @@ def _vector(spec: Registered, kwargs: dict[str, Any], lanes: int) -> VectorEnv |
 
 
 def _lean(spec: Registered) -> Registered:
-    """Without the wrapper that watches the order of calls: ours is right by construction, and it costs time."""
+    """Without the wrapper that checks the order of calls: our order is correct, and the check costs time."""
     spec = copy.deepcopy(spec)
     spec.order_enforce = False
     return spec

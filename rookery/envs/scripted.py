@@ -1,6 +1,6 @@
 """Environments that follow a script, for tests of Rookery and of your own set-up.
 
-`Counter` says in its observation who it is, which episode this is and which step: a misplaced row is visible.
+The observation of `Counter` holds its seed, episode and step: a misplaced row is visible.
 `Faulty` is an ordinary environment that misbehaves at a given step of a given episode.
 """
 

@@ -1,8 +1,8 @@
 """The state of a single environment as a tree of arrays, numbers and strings, wrappers and generator included.
 
-An environment that can be restored offers `get_state() -> dict` and `set_state(dict)` on its innermost class, and means
-its random generator too (`generator_state`). Of the wrappers, only TimeLimit keeps a state we can carry; an environment
-in any other wrapper is not restored at all, rather than nearly.
+An environment that can be restored offers `get_state() -> dict` and `set_state(dict)` on its innermost class, which
+include its random generator (`generator_state`). Of the wrappers, only TimeLimit keeps a state we can carry; an
+environment in any other wrapper is not restored at all.
 """
 
 from __future__ import annotations

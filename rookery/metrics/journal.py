@@ -1,6 +1,6 @@
-"""The journal of a run: what was collected, what became of it, how fast, and whether it is time to stop.
+"""The journal of a run: what was collected, how it was used, how fast, and whether to stop.
 
-A topology tells it what happened; it keeps the counters, the ledger, the moving windows and the time split, and feeds
+A topology reports to it; it keeps the counters, the ledger, the moving windows and the time split, and feeds
 the panel and metrics.jsonl. It takes no decision about processes and touches no tensor. It belongs to the learner's
 thread. Panel and sinks have threads of their own, so what they are given is a new object each time and never changed.
 
@@ -26,7 +26,7 @@ from rookery.metrics.window import ReturnWindow
 
 @dataclass
 class Ledger:
-    """Environment steps, by what became of them."""
+    """Environment steps, by their use."""
 
     collected: int = 0
     trained: int = 0
@@ -69,7 +69,7 @@ class Journal:
         self.begun = False
         self._updates = 0
         self._started = self._logged_at = clock()
-        self._wall_before = 0.0  # wall time of the run's earlier lives
+        self._wall_before = 0.0  # wall time of the run before it was resumed
         self._env_steps_before = 0
         self._rate_marks: deque[tuple[float, int]] = deque(maxlen=30)
 
@@ -79,7 +79,7 @@ class Journal:
 
     @property
     def life_s(self) -> float:
-        """Wall time of this life of the run."""
+        """Wall time since the run was started or resumed."""
         return self._clock() - self._started
 
     def begin(self) -> None:
@@ -111,7 +111,7 @@ class Journal:
     def collecting(self, at_once: int) -> Iterator[Callable[[ActorReport], None]]:
         """Around collecting one batch with `at_once` actors at a time: counts steps, and says where the time went.
 
-        The time is what the mean actor did with it; what is left, the actors stood still for the slowest.
+        The time is what the mean actor did with it; the rest was spent waiting for the slowest.
         """
         started, parts = self._clock(), {"env": 0.0, "inference": 0.0, "other": 0.0}
 
@@ -168,7 +168,7 @@ class Journal:
             return "target_return"
         return "env_steps" if self.env_steps >= self.config.env_steps else None
 
-    # Telling
+    # Reporting
 
     @property
     def due(self) -> bool:
@@ -249,7 +249,7 @@ class Journal:
         }  # fmt: skip
 
     def settle(self, kept: int) -> None:
-        """After resuming: of what was in flight in the checkpoint, `kept` steps came along and the rest did not."""
+        """After resuming: of the steps in flight in the checkpoint, `kept` were restored and the rest were lost."""
         self.ledger.drop(self.ledger.in_flight - kept, "resumed")
         self.ledger.in_flight = 0
 

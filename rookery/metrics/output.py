@@ -1,4 +1,4 @@
-"""Standard output and standard error: where they lead must not decide how a run goes or ends.
+"""Standard output and standard error: a blocked or closed one must not affect a run.
 
 `BestEffort` is for a run. A thread of its own writes to the descriptor, so that a pipe that is not read or a stopped
 terminal (Ctrl-S) never blocks the caller; after an error, or where too much waits, text is discarded. `Answer` is for
@@ -28,7 +28,7 @@ MOMENT = 0.05  # seconds
 
 
 class Descriptor(io.RawIOBase):
-    """Bytes for a descriptor that is not ours to close. `error` is the first failure; nothing is written after it."""
+    """Bytes for a descriptor that we do not close. `error` is the first failure; nothing is written after it."""
 
     def __init__(self, fd: int):
         self._fd = fd
@@ -87,7 +87,7 @@ class BestEffort(Descriptor):
 
     def write(self, data: Any) -> int:
         data = bytes(data)
-        if os.getpid() != self._process:  # forked: the thread has stayed behind, and the lock may be held by it
+        if os.getpid() != self._process:  # forked: the thread is not in this process, and may have held the lock
             self._write(data)
             return len(data)
         with self._changed:
@@ -98,7 +98,7 @@ class BestEffort(Descriptor):
         return len(data)
 
     def flush(self) -> None:
-        """On a terminal, wait a moment: a debugger's prompt goes past us. But not on one that is stopped."""
+        """On a terminal that is not stopped, wait a moment: a debugger writes its prompt past this stream."""
         if self._terminal and not self._stuck and os.getpid() == self._process:
             self._stuck = not self.drain(MOMENT)
 
@@ -159,7 +159,7 @@ def best_effort(stream: Any) -> BestEffort | None:
 
 
 class Streams:
-    """What stands in the place of `sys.stdout` and `sys.stderr`, and how it went with them."""
+    """The replacements of `sys.stdout` and `sys.stderr`, and their errors."""
 
     def __init__(self, run: bool):
         self._run = run
@@ -178,7 +178,7 @@ class Streams:
             setattr(sys, name, self._new[name])
 
     def finish(self, timeout: float = PATIENCE) -> OSError | None:
-        """Write what is left. The error that an answer met, unless its reader has just seen enough."""
+        """Write what is left. The error that an answer met, unless its reader has closed the pipe."""
         until = time.monotonic() + timeout
         for name, raw in self._raw.items():
             self._new[name].flush()
@@ -197,7 +197,7 @@ class Streams:
         return next((other for other in self._raw.values() if _same(other.fileno(), raw.fileno())), raw)
 
     def _text(self, raw: Descriptor, like: TextIO) -> TextIO:
-        if self._run:  # a letter that the encoding does not have is not worth the run's exit code
+        if self._run:  # a character that the encoding lacks must not change the exit code
             return text(raw, like, "replace" if like.errors == "strict" else like.errors or "replace")
         buffer, at_once = io.BufferedWriter(raw), getattr(like, "line_buffering", False)
         return io.TextIOWrapper(buffer, like.encoding, like.errors, line_buffering=at_once)

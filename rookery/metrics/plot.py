@@ -51,7 +51,7 @@ def _text_is_text() -> Iterator[None]:
     """No LaTeX: settings in the current directory, which may be untrusted, would have matplotlib run it."""
     try:
         import matplotlib
-    except ImportError:  # said in words by who draws
+    except ImportError:  # the caller says so
         yield
         return
     with matplotlib.rc_context({"text.usetex": False}):
@@ -256,7 +256,7 @@ def _save(figure: Figure, out: str | Path, within: Path | None = None) -> Path:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """config.json, flat; a folder without one stands for itself."""
+    """config.json, flat; without one, the folder's own name."""
     if not folders.exists(folder, "config.json"):
         return {"recipe": folder.name}
     try:

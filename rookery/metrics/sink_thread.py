@@ -1,4 +1,4 @@
-"""One sink on a thread of its own: the learner hands a record over and goes on.
+"""One sink on a separate thread: the learner hands a record over and continues.
 
 The queue is bounded. While the sink is blocked, by a slow disk or a file server that is gone, the newest records wait;
 older ones are discarded and counted. Closing has a deadline: a sink that is still blocked then is abandoned. Its thread
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 LIMIT = 10_000  # records that wait; about three hours at one per second
-LOOK = 0.2  # seconds between two looks into the queue
+LOOK = 0.2  # seconds between two polls of the queue
 
 
 class SinkThread:
@@ -33,7 +33,7 @@ class SinkThread:
         self.failures = 0
         self._streak = 0  # failures in a row
         self._offered = self._written = 0  # records
-        self._in_hand = False  # the sink has one and has not come back yet
+        self._in_hand = False  # the sink is writing one
         self._why = ""  # the last failure
         self._waiting: deque[Any] = deque(maxlen=limit)
         self._closing, self._abandoned = threading.Event(), False
@@ -99,12 +99,12 @@ class SinkThread:
     def _try(self, call: Callable[..., None], *args: Any) -> bool:
         try:
             call(*args)
-        except Exception as error:  # a viewer's trouble is not the run's
+        except Exception as error:  # a sink must not stop a run
             self.failures += 1
             self._streak += 1
             self._why = f"{type(error).__name__}: {error}"
             if self.failures == 1:
                 with contextlib.suppress(Warning):  # a filter may turn it into an exception: not in this thread
-                    warnings.warn(f"{type(self.sink).__name__} failed, training goes on: {self._why}", stacklevel=2)
+                    warnings.warn(f"{type(self.sink).__name__} failed, training continues: {self._why}", stacklevel=2)
             return False
         return True

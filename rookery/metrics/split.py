@@ -1,6 +1,6 @@
 """Where the time goes: seconds per stage, as shares of the wall clock, and one line of advice drawn from them.
 
-The stages are fixed, so that every run, every topology and every plot speak of the same six. Measuring costs two clock
+The stages are fixed, so that every run, topology and plot has the same six. Measuring costs two clock
 reads per stage and allocates nothing; it is always on. This file is arithmetic: it starts no thread and reads no file.
 """
 

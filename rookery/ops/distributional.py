@@ -73,7 +73,7 @@ class Mixture(NamedTuple):
 
     log_weight: Tensor  # [N, K] normalised
     mean: Tensor  # [N, K]
-    std: Tensor  # [N, K] above 0: who makes it sets a floor, for a density is unbounded where deviations vanish
+    std: Tensor  # [N, K] above 0: the caller sets a floor, since a density is unbounded where deviations vanish
 
 
 def mixture_mean(mixture: Mixture) -> Tensor:
@@ -104,7 +104,7 @@ def mixture_points(mixture: Mixture, reward: Tensor, discount: Tensor, normal: T
     """The distribution of reward + discount * z as weighted points, two tensors [N, K * P].
 
     Each component is represented by P points, its own share of `normal` [N, P]. They must be new draws for every
-    target: a mixture fitted to the same points again and again becomes needles on them. Where discount is 0 all
+    target: a mixture fitted to the same points again and again collapses onto them. Where discount is 0 all
     points coincide with the reward.
     """
     assert mixture.mean.shape[:1] == reward.shape == discount.shape, (mixture.mean.shape, reward.shape, discount.shape)

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-MAX_BYTES = 1 << 28  # of one message: more is a mistake, or a peer that has lost its mind
+MAX_BYTES = 1 << 28  # of one message: a larger one is a mistake or a corrupt stream
 _HEAD = struct.Struct("<I")
 _CHUNK = 1 << 16
 
@@ -27,11 +27,11 @@ _decoder = msgspec.msgpack.Decoder()
 
 
 class ChannelClosed(ConnectionError):
-    """The peer is gone (or talks nonsense): nothing more will come."""
+    """The peer is gone, or sent what is not a message: nothing more can be received."""
 
 
 class ChannelTimeout(TimeoutError):
-    """The peer did not answer, or did not listen, before the deadline."""
+    """The peer did not send, or did not receive, before the deadline."""
 
 
 class Channel:
@@ -58,7 +58,7 @@ class Channel:
     def send(self, message: dict[str, Any], timeout: float) -> None:
         """Hand the message to the kernel, whole.
 
-        While the peer does not listen, what it says is taken in, so that two talkers cannot wait for each other. A
+        While the peer does not read, its messages are received, so that two senders cannot block each other. A
         message that the deadline cut in two ends the sending side: later sends raise ChannelClosed.
         """
         if self._torn or self.fileno() < 0:
@@ -107,7 +107,7 @@ class Channel:
         return message
 
     def poll(self) -> bool:
-        """Whether recv would come back at once: with a message, or with the news that there will be none."""
+        """Whether recv would come back at once: with a message, or with ChannelClosed."""
         while not self._whole() and not self._ended:
             if not self._fill():
                 return False

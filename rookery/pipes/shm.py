@@ -1,4 +1,4 @@
-"""Shared memory of one run: anonymous segments, and the three things that live in them.
+"""Shared memory of one run: anonymous segments, and the three structures in them.
 
 `Slots` hold unrolls while they travel from an actor to the learner, `WeightBoard` holds the newest weights, `Pulse`
 holds one heartbeat per worker. Numbers of slots travel over a channel; the data does not.
@@ -50,7 +50,7 @@ class Segment:
 
     `reserve` gives a descriptor to start children with before the size is known, `allocate` the memory behind it;
     `create` is both. Arrays made of it keep the mapping alive: `close` gives up our descriptor and our reference, and
-    the memory goes when the last array goes. It is therefore safe at any time, with arrays in use or without.
+    the memory is freed with the last array. It is therefore safe at any time, with arrays in use or without.
     """
 
     def __init__(self, fd: int, name: str):
@@ -74,7 +74,7 @@ class Segment:
             raise StorageError(f"shared memory for {name}: the system refuses: {error}") from error
 
     def allocate(self, size: int, machine: Machine | None = None) -> None:
-        """Get `size` bytes of zeros, once; or say now what is missing instead of dying of SIGBUS later."""
+        """Get `size` bytes of zeros, once; or raise now with what is missing, instead of SIGBUS later."""
         if size <= 0 or self.size:
             raise ValueError(f"shared memory for {self.name}: cannot become {size} bytes, is {self.size}")
         have, source = (machine or Machine()).memory(shared=True)
@@ -134,7 +134,7 @@ def _anonymous_file(name: str) -> int:
         fd = os.memfd_create(f"rookery-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.fchmod(fd, 0o600)
         return fd
-    with tempfile.TemporaryFile(prefix="rookery-") as file:  # mode 0600, unlinked before anybody can see it
+    with tempfile.TemporaryFile(prefix="rookery-") as file:  # mode 0600, unlinked before another process can open it
         return os.dup(file.fileno())
 
 

@@ -1,4 +1,4 @@
-"""A trained policy, ready to act: what a run learnt, without the run.
+"""A trained policy, loaded from a checkpoint, ready to act.
 
     policy = rookery.load("runs/a")
     state = None

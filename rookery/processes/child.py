@@ -22,9 +22,9 @@ from rookery.pipes.channel import Channel, ChannelClosed
 from rookery.processes.signals import CODES
 from rookery.processes.worker_log import open_to_append
 
-# The parent decides when a child ends; Ctrl-C and batch systems signal everybody.
+# The parent decides when a child ends; Ctrl-C and batch systems signal every process.
 DEAF = frozenset(CODES)
-IDLE = 3600.0  # seconds without a word from the parent; its death closes the channel at once
+IDLE = 3600.0  # seconds without a message from the parent; its end closes the channel at once
 
 Body = Callable[[Channel, dict[str, Any], dict[str, int]], None]
 
@@ -127,7 +127,7 @@ def _deaf(number: int, frame: object) -> None:
 
 
 def _become_ordinary(channel: Channel) -> None:
-    """In a process that an environment forks: hear signals again, let go of the channel."""
+    """In a process that an environment forks: restore signal handling, close the channel."""
     channel.close()
     for number in DEAF:
         if signal.getsignal(number) is _deaf:

@@ -1,6 +1,6 @@
-"""Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP from the first line of a command to the last: the first asks, the second insists.
+"""Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP during a whole command: the first requests shutdown, the second exits.
 
-The first signal only sets `requested`: the loop finishes the update in hand, writes a checkpoint and exits with that
+The first signal only sets `requested`: the loop finishes the current update, writes a checkpoint and exits with that
 code. The second kills the workers and exits at once. Nothing is raised into the middle of a computation; only before
 the run begins, around work without a deadline (`interruptible`), a request ends that work.
 """
@@ -38,7 +38,7 @@ class Stopped(RookeryError):
 
 
 class _Leave(KeyboardInterrupt):
-    """Raised into what is `interruptible`; no `except Exception` of an environment takes it for its own."""
+    """Raised into what is `interruptible`; not caught by an environment's `except Exception`."""
 
 
 class Signals:
@@ -123,7 +123,7 @@ class Signals:
         """Around work before a run begins that has no deadline, such as an environment's constructor.
 
         Ctrl-C ends it at once, another request after `patience` seconds: `Stopped` is raised. Code that is stuck in a
-        call outside Python hears nothing.
+        call outside Python is not interrupted.
         """
         old = signal.getsignal(signal.SIGALRM)
         try:

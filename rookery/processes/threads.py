@@ -1,7 +1,7 @@
 """One thread budget for all processes of a run.
 
-Every process that believes it has the machine for itself starts a thread per core; eight of them on eight cores are
-slower than one. So: children compute with one thread, and the learner with as many as the actors leave it.
+By default every process starts a thread per core; eight processes with eight threads each on eight cores are slower
+than one. So: children compute with one thread, and the learner with as many as the actors leave it.
 Acting always uses one torch thread, also in the serial topology: sums taken in another order round differently, and
 serial and local are to agree bit for bit.
 """

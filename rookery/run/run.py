@@ -1,4 +1,4 @@
-"""A run from outside: start it, resume it, load what it learnt.
+"""The interface of a run: start it, resume it, load its policy.
 
 A run is a folder: config.json, metrics.jsonl, checkpoints/, logs/, summary.json, and what plots and evaluations add;
 numeric/ if gradients stayed non-finite.
@@ -97,7 +97,7 @@ def start(config: RunConfig, signals: Signals) -> Run:
             if stop.exit_code == INTERRUPT:
                 _clear_folder(folder, before)
             else:
-                stop.add_note(f"go on with: rookery resume {quote(str(folder))}")
+                stop.add_note(f"continue with: rookery resume {quote(str(folder))}")
             raise
         except RookeryError as error:
             error.add_note(f"run folder: {folder}")
@@ -109,7 +109,7 @@ def _warn(text: str) -> None:
 
 
 def resume(path: str | Path, trust: tuple[str, ...] = (), *, tell: Callable[[str], None] = _warn, **fields: Any) -> Run:
-    """Go on with a run where its newest complete checkpoint ends, or from the start if it has none yet.
+    """Continue a run from its newest complete checkpoint, or from the start if it has none yet.
 
     `env_steps=...` extends it. `trust`: modules that its config.json may name, besides what Rookery knows itself.
     `tell` is called with what could not be used: a damaged checkpoint, a missing replay memory.
@@ -121,7 +121,7 @@ def resume(path: str | Path, trust: tuple[str, ...] = (), *, tell: Callable[[str
 def go_on(
     path: str | Path, trust: tuple[str, ...], fields: dict[str, Any], signals: Signals, tell: Callable[[str], None]
 ) -> Run:
-    """Resume under signals that are listened to already; the dotted `fields` change."""
+    """Resume with signal handlers installed by the caller; the dotted `fields` change."""
     folder = folders.real(path)
     read_config(folder, trust)  # or it is not a run folder
     folders.check(folder)
@@ -133,7 +133,7 @@ def go_on(
                 f"the run in {folder} uses torch.compile, which starts a compiler; "
                 "resume it with compile=True to allow that, or with compile=False"
             )
-        # A fault plan was for the life that ended; the next one is not struck again unless asked to be.
+        # A fault plan applies to one process; a resumed run needs it given again.
         config = check(with_fields(before, {"fault_plan": ""} | fields))
         if checkpoint.all_steps(folder / "checkpoints") or folders.exists(folder, "summary.json"):
             saved, notes = checkpoint.newest_told(folder / "checkpoints")
@@ -262,7 +262,7 @@ def _opened(folder: Path) -> Iterator[None]:
 
 
 def _clear_folder(folder: Path, before: set[str] | None) -> None:
-    """Take away what a run that never began has written, and nothing that was there before (None: no folder)."""
+    """Remove what a run that never began has written, and nothing that was there before (None: no folder)."""
     if before is None:
         shutil.rmtree(folder, ignore_errors=True)
         return

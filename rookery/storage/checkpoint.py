@@ -79,7 +79,7 @@ def save(
             f"checkpoint {target} could not be written: {error.strerror or error}; earlier ones are untouched. "
             "Free space on that disk, or check its permissions"
         ) from error
-    if _sound(target) is None:  # a disk that says nothing and loses something; older ones are worth more than room
+    if _sound(target) is None:  # a disk that loses data without an error: keep the older ones
         raise StorageError(f"checkpoint {target} could not be read back after writing; earlier ones are untouched")
     disk.prune(folder, target, keep, files, _sound, spare=_best)
     return target

@@ -4,7 +4,7 @@ A saved memory is a folder `step-000000123456/` beside the checkpoints (see file
 absent): `manifest.json`, the small state in `meta.json` and `tensors.safetensors`, and the bulk arrays as
 `rows-00000.safetensors`, …: consecutive rows of one array each, at most 256 MiB, plain bytes. Rows that the memory
 keeps packed differ in size: such a file has their sizes beside their bytes. Nothing is compressed here, nothing can run
-code. What the rows mean is the replay table's affair.
+code. The replay table defines what the rows mean.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def load(path: Path, table: Table) -> int:
             raise Damage(f"{META} does not fit this memory ({type(error).__name__}: {error})") from error
     except Damage as error:
         raise CheckpointError(
-            f"replay memory {path}: {error}. Restore it from a copy, or remove the folder to go on with an empty "
+            f"replay memory {path}: {error}. Restore it from a copy, or remove the folder to continue with an empty "
             f"memory: rm -r {quote(str(path))}"
         ) from error
     return manifest.env_steps
@@ -286,7 +286,7 @@ def _check_fit(manifest: Manifest, arrays: dict[str, np.ndarray | Packed]) -> No
     if manifest.schema == 1 and packed and not packed & saved.keys():
         raise Damage(
             "it was written by an older Rookery, which stored compressed frames in another way (schema 1, this one "
-            f"reads {SCHEMA}). Go on with the version that wrote it ({manifest.versions.get('rookery', 'unknown')})"
+            f"reads {SCHEMA}). Continue with the version that wrote it ({manifest.versions.get('rookery', 'unknown')})"
         )
     if packed != {name for name, entry in manifest.arrays.items() if entry.packed}:
         raise Damage("it is of another memory: frames are compressed there or here; compress must be the same")

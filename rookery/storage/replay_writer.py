@@ -1,4 +1,4 @@
-"""Saves replay memories while a run goes on: in a thread of its own, one at a time. `replay_file.py` has the format."""
+"""Saves replay memories during a run: in a separate thread, one at a time. `replay_file.py` has the format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rookery.tables.snapshot import Snapshot
 
 
 class Writer:
-    """Saves snapshots in a thread of its own, one at a time. A crash or a full disk costs the copy, never the run."""
+    """Saves snapshots in a separate thread, one at a time. After an error or on a full disk the run continues."""
 
     def __init__(self, files: FileLayer | None = None, keep: int = 1):
         self._files, self._keep = files, keep

@@ -47,7 +47,7 @@ class Refused(UsageError):
 
 
 def judge(fields: Any, trust: Sequence[str] = ()) -> None:
-    """Refuse a parsed config.json that names code, or arguments, beyond the list and the user's word."""
+    """Refuse a parsed config.json that names code, or arguments, beyond the list and what the user trusts."""
     if found := findings(fields, trust):
         raise Refused(found)
 
@@ -70,7 +70,7 @@ def findings(fields: Any, trust: Sequence[str] = ()) -> list[Finding]:
 def modules(trust: Sequence[str]) -> tuple[str, ...]:
     """The modules that a user named as trusted; UsageError for what names none, or one of ours that calls others.
 
-    Functions of Rookery take names of code as arguments: who trusts them trusts whatever a file makes them call.
+    Functions of Rookery take names of code as arguments: trusting them would trust whatever a file makes them call.
     """
     names = (trust,) if isinstance(trust, str) else tuple(trust)
     for name in names:
@@ -178,7 +178,7 @@ def _field(fields: Mapping[str, Any], name: str, kind: type, otherwise: Any = No
 
 
 def _check_characters(fields: Any) -> None:
-    """Names end in messages, tables and titles: none of them may steer a terminal. Arguments are only shown as JSON."""
+    """Names are shown in messages and titles: control characters are refused. Arguments are only shown as JSON."""
     for text in _texts(fields):
         if printable(text) != text:
             raise UsageError(f"config.json cannot be read: {shown(text)} has characters that cannot be shown")
