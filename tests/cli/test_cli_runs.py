@@ -203,7 +203,7 @@ def test_evaluations_of_different_length_stand_beside_each_other(run):
     assert found == {2, 4}
 
 
-def test_an_environment_that_cannot_be_filmed_is_named_as_such(tmp_path, monkeypatch, capsys):
+def test_an_environment_that_cannot_be_recorded_is_named_as_such(tmp_path, monkeypatch, capsys):
     (tmp_path / "unseen_env.py").write_text(
         "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
     )
