@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from rookery.core.config import RunConfig
+from rookery.core.machine import Machine
 from rookery.core.types import ActorReport, StepReport
 from rookery.metrics.split import Split, advice
 from rookery.metrics.window import ReturnWindow
@@ -66,6 +67,7 @@ class Journal:
         self.paced_by_env = False  # progress counts steps taken, not steps trained on
         self.in_flight: Callable[[], int] | None = None  # counts what waits at present; asked once per record
         self.collect_s = 0.0  # wall time of collecting
+        self._cores = Machine().cores()
         self.begun = False
         self._updates = 0
         self._started = self._logged_at = clock()
@@ -213,7 +215,7 @@ class Journal:
             "episodes": self.episodes, "length_mean": self.window.length_mean,
             "target_return": config.target_return, "losses": self.losses, "lag_mean": self.lag_mean,
             "lag_max": self.lag_max, "queue_depth": self.queue_depth, "replay": self.replay, "shares": shares,
-            "ledger": self.ledger.as_dict(), "restarts": self.restarts, "advice": advice(shares, config),
+            "ledger": self.ledger.as_dict(), "restarts": self.restarts, "advice": advice(shares, config, self._cores),
             "messages": list(self.messages), "history": list(self.history),
         }  # fmt: skip
 

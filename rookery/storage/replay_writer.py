@@ -53,11 +53,6 @@ class Writer:
             self._thread.join(timeout)
         return not self.busy
 
-    def cancel(self) -> None:
-        """Give up what is being saved, soon: `join` waits for it. What was saved before stays."""
-        if self._snapshot is not None and self.busy:
-            self._snapshot.close()
-
     def _run(self, folder: Path, env_steps: int, snapshot: Snapshot) -> None:
         try:
             save(folder, env_steps, snapshot, self._files, self._keep)
