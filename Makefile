@@ -20,6 +20,7 @@ test: lint
 lint: $(STAMP)
 	$(BIN)/ruff check rookery tests examples benchmarks
 	$(BIN)/ruff format -q --check rookery tests benchmarks
+	$(BIN)/mypy
 
 test-learning: $(STAMP)
 	$(BIN)/python -m pytest -m learning --timeout 7200 -s
@@ -32,4 +33,4 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/throughput.py
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -20,12 +20,13 @@ from rookery.cli.configure import config_for
 from rookery.core.reduce import ALONE
 from rookery.core.types import Explore, Queue
 from rookery.core.unroll import as_unroll
+from rookery.envs.check import random_actions
 from rookery.envs.make import make
 from rookery.processes.threads import Threads, available_cores
 from rookery.roles.learner import Learner
 from rookery.roles.producer import Producer, empty_arrays, handover_shapes
-from rookery.tables.queue import QueueTable
 from rookery.tables.memory import ReplayMemory
+from rookery.tables.queue import QueueTable
 
 
 def seconds_per_call(fn, at_least: float = 3.0) -> float:
@@ -44,7 +45,7 @@ cores = available_cores()
 lanes = make(config, config.envs_per_actor)
 rng = np.random.default_rng(0)
 lanes.reset(list(range(lanes.count)))
-actions = rng.integers(0, lanes.spec.action.choices[0], (512, lanes.count))
+actions = np.stack([random_actions(lanes.spec, lanes.count, rng) for _ in range(512)])
 step = iter(range(10**9))
 env = seconds_per_call(lambda: lanes.step(actions[next(step) % 512])) / lanes.count
 

@@ -15,12 +15,13 @@ from stable_baselines3.common.vec_env import VecFrameStack
 gymnasium.register_envs(ale_py)
 
 parser = argparse.ArgumentParser()
-parser.add_argument("task", choices=["cartpole", "pong"])
+parser.add_argument("task", choices=["cartpole", "lunarlander", "hopper", "pong"])
 parser.add_argument("--env-steps", type=int, required=True)
 args = parser.parse_args()
 
-if args.task == "cartpole":
-    env = make_vec_env("CartPole-v1", n_envs=8, seed=1)
+VECTOR = {"cartpole": "CartPole-v1", "lunarlander": "LunarLander-v3", "hopper": "Hopper-v5"}
+if args.task in VECTOR:
+    env = make_vec_env(VECTOR[args.task], n_envs=8, seed=1)
     policy, kwargs = "MlpPolicy", {"net_arch": {"pi": [64, 64], "vf": [64, 64]}}
 else:
     env = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=8, seed=1), 4)

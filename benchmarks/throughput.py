@@ -1,9 +1,10 @@
 """Rookery against Stable-Baselines3: PPO and DQN, the same settings, in one run, alternating, on a quiet machine.
 
-    .venv/bin/python benchmarks/throughput.py [cartpole pong pong-bf16 dqn-pong dqn-pong-bf16] [--rounds 3]
+    .venv/bin/python benchmarks/throughput.py [cartpole lunarlander hopper pong dqn-pong …] [--rounds 3]
 
-PPO: both do 8 environments × 128 steps, 4 epochs × 4 minibatches of 256; CartPole with two 64×64 tanh MLPs, Pong with
-the Nature CNN on 84×84×4. DQN: an update on a batch of 32 every 4 steps, Adam, the same CNN; Rookery takes the 4 steps
+PPO: both do 8 environments × 128 steps, 4 epochs × 4 minibatches of 256; CartPole, LunarLander and Hopper with two
+64×64 tanh MLPs, Pong with the Nature CNN on 84×84×4. Tasks ending in -local have the same 8 environments in 2 actor
+processes. DQN: an update on a batch of 32 every 4 steps, Adam, the same CNN; Rookery takes the 4 steps
 in 4 environments, Stable-Baselines3 in one. `apex` has no rival: it says what two actors put into the memory and what
 the learner takes out of it. The ratio is that of the medians. The bound is what the machine could do if environment,
 forward pass and training, each measured alone here, were all there is. Both are measured after a warm-up (the first
@@ -43,7 +44,7 @@ class Task:
     rival: str  # its task there; none: only ours is measured
     env_steps: int
     flags: list[str]
-    bar: float  # the ratio to reach
+    bar: float = 0.0  # the ratio to reach; 0: none is set
     recipe: str = "ppo"
 
     @property
@@ -51,16 +52,21 @@ class Task:
         return [*self.flags, *(PPO if self.recipe == "ppo" else ())]
 
 
+def mlp(env: str) -> list[str]:
+    return ["--env", env, "--net.hidden", "64", "64", "--net.normalize-obs", "False"]  # the rival does not normalise
+
+
+SERIAL = ["--topology", "serial", "--envs-per-actor", "8"]
+LOCAL = ["--topology", "local", "--actors", "2", "--envs-per-actor", "4"]
+
 TASKS = {
-    "cartpole": Task(
-        "cartpole", 122_880, ["--env", "CartPole-v1", "--topology", "serial", "--envs-per-actor", "8"], 3.0
-    ),
-    "cartpole-compile": Task(
-        "cartpole",
-        245_760,
-        ["--env", "CartPole-v1", "--topology", "serial", "--envs-per-actor", "8", "--compile"],
-        3.0,
-    ),
+    "cartpole": Task("cartpole", 122_880, [*mlp("CartPole-v1"), *SERIAL], 3.0),
+    "cartpole-local": Task("cartpole", 122_880, [*mlp("CartPole-v1"), *LOCAL]),
+    "cartpole-compile": Task("cartpole", 245_760, [*mlp("CartPole-v1"), *SERIAL, "--compile"], 3.0),
+    "lunarlander": Task("lunarlander", 61_440, [*mlp("LunarLander-v3"), *SERIAL]),
+    "lunarlander-local": Task("lunarlander", 61_440, [*mlp("LunarLander-v3"), *LOCAL]),
+    "hopper": Task("hopper", 61_440, [*mlp("Hopper-v5"), *SERIAL]),
+    "hopper-local": Task("hopper", 61_440, [*mlp("Hopper-v5"), *LOCAL]),
     "pong": Task("pong", 10_240, ["--env", "ALE/Pong-v5", "--topology", "local", "--actors", "2"], 1.8),
     "pong-bf16": Task(
         "pong", 10_240, ["--env", "ALE/Pong-v5", "--topology", "local", "--actors", "2", "--precision", "bf16"], 2.5
@@ -105,10 +111,11 @@ def bound(task: Task) -> dict[str, float]:
 
 
 def rival_environment() -> None:
-    if not (SB3 / ".installed").exists():
+    stamp, wanted = SB3 / ".installed", HERE / "requirements-sb3.txt"
+    if not stamp.exists() or stamp.stat().st_mtime < wanted.stat().st_mtime:
         subprocess.run([sys.executable, "-m", "venv", SB3], check=True)
-        subprocess.run([SB3 / "bin/pip", "install", "-q", "-r", HERE / "requirements-sb3.txt"], check=True)
-        (SB3 / ".installed").touch()
+        subprocess.run([SB3 / "bin/pip", "install", "-q", "-r", wanted], check=True)
+        stamp.touch()
 
 
 def main() -> None:
@@ -155,8 +162,9 @@ def row(name: str, task: Task, summaries: list[dict], rivals: list[float], parts
     spread = f"{mine:,.0f} ({min(speeds):,.0f} to {max(speeds):,.0f})"
     rival = f"{other:,.0f} ({min(rivals):,.0f} to {max(rivals):,.0f})"
     part = ", ".join(f"{k} {v * 1e3:.3f}" for k, v in parts.items() if k != "bound")
+    bar = f"{task.bar}×" if task.bar else "none"
     return (
-        f"| {name} | {spread} | {rival} | **{mine / other:.2f}×** | {task.bar}× | {parts['bound']:,.0f} (ms: {part}) "
+        f"| {name} | {spread} | {rival} | **{mine / other:.2f}×** | {bar} | {parts['bound']:,.0f} (ms: {part}) "
         f"| {mine / parts['bound']:.0%} | {shares} |"
     )
 

@@ -2,8 +2,8 @@
 
     python examples/cliffwalk.py [--out cliffwalk.png]
 
-n states in a row, two actions in each: one goes on, the other ends the episode with nothing; only the last right one is
-rewarded. The memory holds every episode of random play once, in random order, so all but one in 2^n transitions are
+n states in a row, two actions in each: one moves on, the other ends the episode with reward 0; only the last right one
+is rewarded. The memory holds every episode of random play once, in random order, so all but one in 2^n transitions are
 about failure. How many updates of tabular Q-learning until the values are right? Drawn uniformly, the one success must
 be found by chance; drawn by priority, it is found at once, and what it teaches spreads backwards.
 """

@@ -37,7 +37,7 @@ class Hover(gymnasium.Env):
     def _observe(self) -> np.ndarray:
         return np.array([self.height, self.speed], np.float32)
 
-    # Optional: with these two, a resumed run goes on in the middle of its episodes, to the last bit.
+    # Optional: with these two, a resumed run continues in the middle of its episodes, bit for bit.
 
     def get_state(self) -> dict[str, Any]:
         return {"height": self.height, "speed": self.speed, "generator": generator_state(self.np_random)}

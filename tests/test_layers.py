@@ -48,7 +48,7 @@ CONFINED = {
     "subprocess": {"processes", "crews", "cli"},
 }
 EXTRAS = ("ale_py", "mujoco", "dm_control", "ray", "wandb", "tensorboard", "torch.utils.tensorboard", "matplotlib")
-EXTRAS += ("numba", "imageio_ffmpeg", "pygame")  # optional to install: imported where used
+EXTRAS += ("numba", "imageio", "imageio_ffmpeg", "Box2D", "pygame")  # optional to install: imported where used
 FORBIDDEN = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "torch.load")
 
 

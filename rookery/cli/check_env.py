@@ -1,4 +1,4 @@
-"""`rookery check-env`: play an environment at random in a process of its own, and say what was seen."""
+"""`rookery check-env`: play an environment at random in a separate process, and report."""
 
 from __future__ import annotations
 

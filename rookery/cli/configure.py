@@ -101,7 +101,7 @@ def _outline(spelt: list[str]) -> dict[str, Any]:
 
 
 def _view(config: RunConfig, extra: dict[str, tuple[Any, str]]) -> Any:
-    """The config as tyro shall see it: without the fixed fields, with a line of help each, and the extra flags."""
+    """The config as tyro reads it: without the fixed fields, with a line of help each, and the extra flags."""
     hints, comments = typing.get_type_hints(RunConfig), comments_of(RunConfig)
     shown: list[tuple[str, Any]] = []
     values: dict[str, Any] = {}

@@ -21,8 +21,9 @@ from rookery.core.machine import Machine, amount
 
 EXTRAS = {  # extra -> (modules it brings, what for)
     "atari": (("ale_py",), "Atari games"),
-    "mujoco": (("mujoco",), "MuJoCo tasks"),
+    "mujoco": (("mujoco", "imageio"), "MuJoCo tasks"),
     "dmc": (("dm_control", "mujoco"), "tasks of the DeepMind Control Suite"),
+    "box2d": (("Box2D", "pygame"), "LunarLander, BipedalWalker, CarRacing"),
     "fast": (("numba",), "quick draws from prioritised replay"),
     "plots": (("matplotlib",), "learning curves as pictures"),
     "video": (("imageio_ffmpeg", "pygame"), "rookery record"),
@@ -107,7 +108,7 @@ def _machine() -> list[Finding]:
     cores = machine.cores()
     found = [
         Finding("cores", f"{cores} usable" + (f" of {os.cpu_count()}" if cores != os.cpu_count() else "")),
-        Finding("memory", f"{amount(memory)} to be had ({source})", "problem" if tight else "ok",
+        Finding("memory", f"{amount(memory)} available ({source})", "problem" if tight else "ok",
                 "a run needs about 1 GiB" if tight else ""),
         _memfd(),
     ]  # fmt: skip

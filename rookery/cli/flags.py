@@ -1,7 +1,7 @@
 """Flags drawn from dataclasses: how they may be spelt, which name was meant, and errors of one line.
 
 Tyro does the typed parsing and writes the help. What stands here comes before it (spelling: `--env_steps`, `--quiet
-True`, `--core`) and after it (its errors in our words).
+True`, `--core`) and after it (its errors on one line).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def parse(kind: type[T], words: list[str], prog: str, about: str, default: T | N
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            given = {} if default is None else {"default": default}
+            given: dict[str, Any] = {} if default is None else {"default": default}
             names = (tyro.conf.PositionalMetavarFromFieldName,)
             return tyro.cli(kind, prog=prog, description=about, args=words, config=names, **given)
     except SystemExit as end:

@@ -1,6 +1,6 @@
 """Code of the user's own in the current directory: found if the user names a module that is there and nowhere else.
 
-The current directory may be a stranger's: a run folder, or what lies around one. So it becomes a source of code only
+The current directory may be untrusted: a run folder, or the folder around one. So it becomes a source of code only
 for a module that the words of the command name themselves, by `--trust` or as package.module:name, and only behind
 everything that is installed. A verb that opens a stored run takes `--trust` and no other word for it.
 """

@@ -1,8 +1,8 @@
 """The `rookery` command: finds the verb, runs it, and turns errors into one line and an exit code.
 
 Each verb is a function `(words) -> exit code` in a module that is imported only when the verb is asked for: help and
-misspelt verbs answer at once, without loading torch. The two that train, `(words, signals)`, are listened for from the
-first line on: a signal that comes while libraries load is not lost. Their output is best effort and never decides the
+misspelt verbs answer at once, without loading torch. The two that train, `(words, signals)`, handle signals from the
+first line on: a signal that arrives while libraries load is not lost. Their output is best effort and never decides the
 exit code; the other verbs answer, and an answer that could not be written is an error (`metrics/output.py`).
 """
 
@@ -19,9 +19,9 @@ from rookery.processes.signals import Signals, ended
 
 VERBS = {
     "train": ("rookery.cli.train:train", "train a recipe on an environment"),
-    "resume": ("rookery.cli.train:resume", "go on with a run where its newest checkpoint ends"),
+    "resume": ("rookery.cli.train:resume", "continue a run from its newest checkpoint"),
     "eval": ("rookery.cli.play:evaluate", "play whole episodes with what a run learnt, and report the return"),
-    "record": ("rookery.cli.play:record", "film episodes of a run's policy, as mp4"),
+    "record": ("rookery.cli.play:record", "record episodes of a run's policy, as mp4"),
     "plot": ("rookery.cli.plot:plot", "draw learning curves of one or more runs"),
     "recipes": ("rookery.cli.recipes:recipes", "list the recipes and their presets"),
     "check-env": ("rookery.cli.check_env:check_env", "try an environment in a process of its own, and report"),

@@ -86,7 +86,7 @@ def divisor(episodes: int, most: int) -> int:
 
 
 def _store(folder: Path, result: Evaluation) -> str | OSError:
-    """Where the result is, or why it is nowhere: it was worth playing for, and is shown either way."""
+    """Where the result is, or why it was not saved; it is printed either way."""
     how = ("" if result.greedy else "-sampled") + (f"-epsilon{result.epsilon:g}" if result.epsilon else "")
     name = f"eval/{result.checkpoint}-seed{result.seed}-episodes{result.episodes}{how}.json"
     try:
@@ -97,7 +97,7 @@ def _store(folder: Path, result: Evaluation) -> str | OSError:
 
 
 def _stored(saved: str | OSError) -> int:
-    """The exit code. A folder that is read-only is no failure of the evaluation; a link in it is somebody's trap."""
+    """The exit code. A read-only folder does not fail the evaluation; a link in it is refused."""
     if isinstance(saved, Refused):
         raise StorageError(f"the result was not saved: cannot write {saved.filename}: {saved.strerror}")
     if isinstance(saved, OSError):
@@ -119,7 +119,7 @@ def _located(policy: Policy) -> Iterator[None]:
 @dataclass(frozen=True)
 class Record:
     run: tyro.conf.Positional[Path]  # run folder, or one of its checkpoints
-    episodes: int = 1  # whole episodes to film
+    episodes: int = 1  # whole episodes to record
     out: Path | None = None  # video file; none: RUN/report/<checkpoint>-<seed>.mp4
     seed: int = 7  # of the environment
     fps: float = 0.0  # pictures per second; 0: as the environment says
@@ -131,7 +131,7 @@ class Record:
 
 
 def record(words: list[str]) -> int:
-    args = parse(Record, words, "rookery record", "Film episodes. Frames stream to ffmpeg; memory does not grow.")
+    args = parse(Record, words, "rookery record", "Record episodes. Frames stream to ffmpeg; memory does not grow.")
     if args.episodes < 1 or args.max_steps < 1:
         raise UsageError("--episodes and --max-steps must be at least 1")
     if not 0 <= args.fps <= 1000:

@@ -1,4 +1,4 @@
-"""Opening a stored run: a folder that may have come from a stranger. What it may name is judged in `trust.py`."""
+"""Opening a stored run: a folder that may be untrusted. `trust.py` checks what it may name."""
 
 from __future__ import annotations
 

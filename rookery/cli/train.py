@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rookery.processes.signals import Signals
     from rookery.run.run import Run
 
-PROBE = 10.0  # seconds an environment may take to say what it is, once shutdown is requested
+PROBE = 10.0  # seconds an environment may take to report its spaces, once shutdown is requested
 
 TRAIN = """usage: rookery train RECIPE --env ID [fields of the run]
 
@@ -22,15 +22,15 @@ TRAIN = """usage: rookery train RECIPE --env ID [fields of the run]
   rookery train ppo --env CartPole-v1 --help     the same, with the defaults for that environment
   rookery recipes                                the recipes and their presets"""
 
-RESUME = """usage: rookery resume RUN [fields of the run that shall differ]
+RESUME = """usage: rookery resume RUN [fields of the run to change]
 
-  rookery resume runs/a                          go on after a stop, a crash or a kill
-  rookery resume runs/a --env-steps 200k         go on, to 200,000 steps in all
+  rookery resume runs/a                          continue after a stop, a crash or a kill
+  rookery resume runs/a --env-steps 200k         continue, to 200,000 steps in all
   rookery resume runs/a --help                   every field, with its value in that run"""
 
 
 def train(words: list[str], signals: Signals) -> int:
-    """Signals are remembered all the way: libraries that are being loaded would lose an exception."""
+    """Signals are recorded throughout: an exception raised while libraries load could be lost."""
     if words and words[0] in HELP:
         print(TRAIN)
         return 0
@@ -44,7 +44,7 @@ def train(words: list[str], signals: Signals) -> int:
         with signals.interruptible(PROBE):  # the preset may depend on what the environment is
             config = check(config_for(words[0], words[1:], f"rookery train {words[0]}"))
     except Stopped as stop:
-        stop.add_note("the environment had not said yet what it is, so nothing was written: give the command again")
+        stop.add_note("the environment had not started yet, so nothing was written: run the command again")
         raise
     return close(start(config, signals))
 
@@ -67,7 +67,7 @@ def resume(words: list[str], signals: Signals) -> int:
     trust = trusted(words)
     old = open_run(path, trust, ["rookery", "resume", *words])
     extra = {"trust": EXTRA["trust"]}
-    new, _ = read(old, words[1:], prog, f"Go on with this run. The defaults are its own values.\n\n{ABOUT}", extra)
+    new, _ = read(old, words[1:], prog, f"Continue this run. The defaults are its own values.\n\n{ABOUT}", extra)
     fields = changes(old, new) | _compile(path, old.compile, new.compile, words)
     if wrong := {"env", "out"} & set(fields):
         raise UsageError(f"--{wrong.pop()} belongs to the run and cannot change; train a new one instead")
@@ -77,16 +77,16 @@ def resume(words: list[str], signals: Signals) -> int:
         if (steps := saved.env_steps) >= new.env_steps:
             for note in notes:
                 warn(note)
-            print(f"{path} is complete with {steps:,} steps; --env-steps {2 * steps} would go on to {2 * steps:,}")
+            print(f"{path} is complete with {steps:,} steps; --env-steps {2 * steps} would continue to {2 * steps:,}")
             return 0
     if steps is None and not exists(path, "summary.json"):
-        with claimed(path):  # or somebody is about to write one
-            print(f"{path} has no checkpoint yet: it begins anew")
+        with claimed(path):  # or another process is about to write one
+            print(f"{path} has no checkpoint yet: it starts from the beginning")
     return close(go_on(path, trust, fields, signals, tell=warn))
 
 
 def _compile(path: Path, old: bool, new: bool, words: list[str]) -> dict[str, bool]:
-    """A stored run starts no compiler by itself: its user says again that it shall, or that it shall not."""
+    """A stored run starts no compiler by itself: the user must confirm or refuse it again."""
     if not old:
         return {}
     names = {word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")}
@@ -99,7 +99,7 @@ def _compile(path: Path, old: bool, new: bool, words: list[str]) -> dict[str, bo
 
 
 def close(run: Run) -> int:
-    """Say what came of a run and what can be done with it."""
+    """Print the results of a run and the commands that use it."""
     from rookery.cli.runs import needs
     from rookery.cli.show import console, count, escape, facts
 
@@ -150,7 +150,7 @@ _REASONS = {
 
 
 def _curve(path: Path) -> str:
-    """Draw the learning curve and say where it is, or why there is none: a run is not worth less without it."""
+    """Draw the learning curve and say where it is, or why there is none; that is not an error."""
     from rookery.metrics.plot import plot_runs
 
     try:

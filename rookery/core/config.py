@@ -1,6 +1,6 @@
 """The description of a run: frozen dataclasses, one line of doc per field, written to config.json as they are.
 
-The command line, Python and config.json all speak of these fields and no others; an unknown one is an error.
+The command line, Python and config.json use these fields and no others; an unknown one is an error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ReplayConfig:
     capacity: Count = 1_000_000  # items
     min_size: Count = 50_000  # items before the first update
     batch: Count = 32  # items per update
-    samples_per_insert: NotNegative = 8.0  # mean draws of an item; 0: actors and learner run free (Ape-X)
+    samples_per_insert: NotNegative = 8.0  # mean draws of an item; 0: actors and learner never wait (Ape-X)
     slack: NotNegative = 0.0  # items by which draws may differ from that ratio before actors or learner wait
     sampler: Literal["uniform", "proportional", "rank"] = "uniform"  # how items are drawn
     alpha: NotNegative = 0.6  # exponent of the priorities
@@ -68,7 +68,7 @@ class ReplayConfig:
     remover: Literal["fifo", "soft", "inverse"] = "fifo"  # oldest first; oldest first and late; low priorities first
     remove_alpha: float = -0.4  # exponent of the priorities for remover "inverse"
     remove_every: Count = 100  # updates between two removals of what exceeds a soft capacity
-    prefetch: Count = 4  # batches drawn ahead of the learner, where actors and learner run at once
+    prefetch: Count = 4  # batches drawn ahead of the learner, where actors and learner run asynchronously
     loaders: Count = 1  # threads that draw them
     compress: bool = False  # keep frames compressed: less memory, slower draws
     save: bool = True  # the memory is part of checkpoints

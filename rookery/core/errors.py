@@ -1,4 +1,4 @@
-"""Every error a user can meet, each with the exit code that is part of the interface.
+"""Every error that a user can see, each with the exit code that is part of the interface.
 
 An error says what happened, where (environment, episode, step) and what to do next.
 """
@@ -28,9 +28,9 @@ class EnvError(RookeryError):
 
     def __init__(self, message: str, reason: str = "env_error"):
         super().__init__(message)
-        self.reason = reason  # the ledger's word for the steps that are lost with it
-        self.steps = 0  # how many those are, where the one who raises it knows
-        self.mendable = False  # whether single environments failed that can be recreated while the others go on
+        self.reason = reason  # the reason under which the ledger counts the steps lost with it
+        self.steps = 0  # how many those are, where the caller that raises it knows
+        self.mendable = False  # whether single environments failed that can be recreated while the others continue
 
 
 class LearnerError(RookeryError):
@@ -53,10 +53,10 @@ class CheckpointError(RookeryError):
 
 
 class StorageError(RookeryError):
-    """The disk, or the shared memory, that a run needs is not to be had."""
+    """The disk space or shared memory that a run needs is not available."""
 
     exit_code = 7
 
 
-REQUEUE = 75  # SIGTERM / SIGUSR1 / SIGHUP: checkpointed, start me again
+REQUEUE = 75  # SIGTERM / SIGUSR1 / SIGHUP: checkpointed, to be started again
 INTERRUPT = 130  # Ctrl-C: checkpointed

@@ -1,8 +1,8 @@
-"""What the kernel lets this process have: memory, cores, and whether it has killed for want of memory.
+"""Resource limits of this process: memory, cores, and how often the out-of-memory killer ran.
 
 Read from /proc and from cgroups of both versions, so that a container's limit counts and not the host's size; for
 memory the limits of the process itself (`ulimit -v`, `ulimit -d`) count too.
-Nothing here allocates, waits or decides; where a file is missing (macOS) the answer is "no limit known".
+Nothing here allocates or waits; where a file is missing (macOS) there is no known limit.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Machine:
-    """The two places to read; tests give folders of their own."""
+    """The two places to read; tests pass other folders."""
 
     proc: Path = Path("/proc")
     cgroups: Path = Path("/sys/fs/cgroup")
 
     def memory(self, shared: bool = False, processes: int = 1) -> tuple[int, str]:
-        """Bytes available, and who says so: the least of free memory, every cgroup above us and our own limits.
+        """Bytes available, and which limit that is: the least of free memory, every cgroup above us and our own limits.
 
         `shared`: for memory that is shared between processes. `processes`: by how many the bytes will be taken, each a
         part; what limits one process limits that many times as much then.
@@ -32,7 +32,7 @@ class Machine:
         if available is not None:
             have, source = available * 1024, "available memory of the machine"
         for folder in self._folders("memory"):
-            # File pages that nobody uses are given back under pressure: they do not count as taken.
+            # Unused file pages are reclaimed under pressure: they do not count as taken.
             for limit, usage, idle in (
                 ("memory.max", "memory.current", "inactive_file"),
                 ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -86,7 +86,7 @@ class Machine:
         return max(counts, default=0)
 
     def _folders(self, controller: str) -> Iterator[Path]:
-        """Folders whose limits bind us, from our own cgroup up to the root; some may not exist in a container."""
+        """Folders whose limits apply, from our own cgroup up to the root; some may not exist in a container."""
         for line in _text(self.proc / "self" / "cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":

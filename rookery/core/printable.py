@@ -1,7 +1,7 @@
-"""Text from a stranger's file, made safe to print: no escape sequence, no carriage return, no reversed direction.
+"""Text from an untrusted file, made safe to print: no escape sequence, no carriage return, no reversed direction.
 
-A terminal obeys what it is sent: ESC and the C1 controls move the cursor, set the title or answer as if typed, CR
-overwrites a line, bidirectional overrides show a text in another order than it has. Such characters are shown as
+A terminal interprets control characters: ESC and the C1 controls move the cursor, set the title or answer as if typed,
+CR overwrites a line, bidirectional overrides show a text in another order than it has. Such characters are shown as
 escapes. Not here: markup of Rich (`cli/show.py`).
 """
 

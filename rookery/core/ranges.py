@@ -2,7 +2,7 @@
 
     unroll: Count = 128  # steps per environment and update
 
-msgspec looks after types, choices and ranges, of a file as of an object made in Python; here is how a refusal reads.
+msgspec checks types, choices and ranges, of files and of objects made in Python; this file words the error messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rookery.core.errors import UsageError
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Part = Annotated[float, Meta(gt=0, le=1)]  # a share that is not nothing
+Part = Annotated[float, Meta(gt=0, le=1)]  # a share above 0
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 
@@ -53,11 +53,11 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, PurePath):
         return str(value)
-    raise UsageError(f"{value!r} has no place in a config, which holds numbers, text, and lists and names of them")
+    raise UsageError(f"{value!r} cannot be stored in a config, which holds numbers, text, and lists and names of them")
 
 
 def _made_whole(values: Any, error: str) -> bool:
-    """1e6 is a whole number for everybody but a computer."""
+    """Accept a float such as 1e6 where a whole number is expected."""
     found = re.fullmatch(r"Expected `int`, got `float` - at `\$\.([\w.]+)`", error)
     if not found:
         return False

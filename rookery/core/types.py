@@ -66,7 +66,7 @@ class ActionSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What networks and buffers must know of an environment. A single observation is the dict {"obs": ...}."""
+    """The spaces of an environment, for networks and buffers. A single observation is the dict {"obs": ...}."""
 
     id: str
     obs: dict[str, Leaf]
@@ -78,7 +78,7 @@ class EnvSpec:
 class Unroll:
     """T steps of B environments: the unit that travels.
 
-    Row t holds the observation, the action taken on it and what came of it; `obs` has one row more, and that row is
+    Row t holds the observation, the action taken on it and its result; `obs` has one row more, and that row is
     the next unroll's row 0. Resets happen on the step after an end ("next-step reset"): if row t ends an episode,
     obs[t+1] is its final observation, and row t+1 is not live: its action was ignored, its reward is 0, it has no
     loss weight and is not an environment step.
@@ -99,7 +99,7 @@ class Unroll:
 
 @dataclass(frozen=True)
 class Explore:
-    """What exploration needs to know; greedy acting has none."""
+    """Inputs of exploration; greedy acting has none."""
 
     rng: torch.Generator
     lane: np.ndarray  # [B] int64: which environments of the whole run these are (a ladder of noise runs over all)
@@ -162,7 +162,7 @@ class Replay:
     sequence: int = 0  # rows trained on per item, for recurrent nets; 0: items are transitions
     burn_in: int = 0  # rows before them that only warm the recurrent state up
     overlap: int = 0  # rows that a sequence shares with the next one of its episode
-    refresh: int = 0  # environment steps of an actor between two looks at the weights; 0: every unroll
+    refresh: int = 0  # environment steps of an actor between two pulls of the weights; 0: every unroll
 
     builds_items: ClassVar[bool] = True  # actors build items and hand these over
     check_every: ClassVar[int] = 50  # small updates would spend a tenth of their time on it
@@ -207,7 +207,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class DataPlan:
-    """What an algorithm wants to be fed."""
+    """The data that an algorithm requires."""
 
     unroll: int  # T
     chunk: int  # rows between two stored recurrent states; equals `unroll` without recurrence
@@ -226,7 +226,7 @@ class Episode:
 
 @dataclass
 class ActorReport:
-    """What came out of one unroll besides the data."""
+    """Report on one unroll, besides the data."""
 
     steps: int  # live environment steps
     episodes: list[Episode] = field(default_factory=list)
@@ -240,7 +240,7 @@ class ActorReport:
 
 @dataclass
 class GradientReport(ActorReport):
-    """What a worker says of a gradient it has computed, and of the memory it keeps."""
+    """Report of a worker on a gradient it has computed, and on its replay memory."""
 
     gradient: bool = False  # whether the slot holds one
     more: bool = False  # whether another one could be drawn without acting

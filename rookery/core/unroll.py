@@ -1,6 +1,6 @@
 """The arrays of an unroll: their shapes, an `Unroll` over given memory, and how many steps are in it.
 
-What the fields mean is said beside `Unroll` (types.py).
+The fields are documented at `Unroll` (types.py).
 """
 
 from __future__ import annotations

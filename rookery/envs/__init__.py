@@ -3,9 +3,11 @@
 Importing this package registers our tasks with Gymnasium and does nothing else; torch is not loaded.
 """
 
+from typing import Any
+
 import gymnasium
 
-_TASKS = {
+_TASKS: dict[str, dict[str, Any]] = {
     "rookery/RepeatPrevious-v0": {
         "entry_point": "rookery.envs.memory:RepeatPrevious",
         "vector_entry_point": "rookery.envs.memory:RepeatPreviousVector",

@@ -20,7 +20,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -89,7 +89,7 @@ class AtariLanes(VectorLanes):
         self.score = np.zeros(self.count, np.float32) if training and atari.reward_clip else None
         self._by_life = training and atari.episodic_life
         self._lives = np.zeros(self.count, np.int32)
-        self._lost = np.zeros(self.count, bool)  # lanes that ended by a lost life: their game goes on
+        self._lost = np.zeros(self.count, bool)  # lanes that ended by a lost life: their game continues
         # What to press in the row after a lost life: FIRE, as after a reset, where games wait for it.
         names = [action.name for action in env.ale.get_action_set()]
         self._wake = names.index("FIRE" if atari.fire_reset and "FIRE" in names else "NOOP")
@@ -139,14 +139,12 @@ class AtariSingle(gymnasium.Env):
     seeds and actions and so plays the same game.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 15}
-
     def __init__(self, env_id: str, atari: AtariConfig, render_mode: str | None = None):
         self.render_mode = render_mode
         self._envs = [_native(env_id, atari, 1, 1)]
         if render_mode is not None:
             self._envs.append(_native(env_id, atari, 1, 1, img_height=210, img_width=160, stack_num=1, grayscale=False))
-        self.metadata = self.metadata | {"render_fps": 60 / atari.frame_skip}
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 60 / atari.frame_skip}
         self.observation_space = self._envs[0].single_observation_space
         self.action_space = self._envs[0].single_action_space
         self._picture: np.ndarray | None = None

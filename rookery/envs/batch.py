@@ -1,14 +1,14 @@
 """Base of our own vector environments: next-step reset, one random generator per lane, restorable.
 
 A lane draws from its own generator what the single environment draws with the same seed, so a vector version plays
-the very episodes of the single one, whatever the number of lanes. A subclass says how lanes begin and what a step does.
+exactly the episodes of the single one, for any number of lanes. A subclass says how lanes begin and what a step does.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
@@ -20,11 +20,10 @@ from rookery.envs.snapshot import generator_state, restored_generator
 
 
 class Batch(VectorEnv):
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
     lane_seeds = True  # reset(seed=...) takes a list, one per lane
 
     def __init__(self, num_envs: int, observation: Space, action: Space):
-        self.num_envs = num_envs
+        self.num_envs, self.metadata = num_envs, {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.single_observation_space, self.single_action_space = observation, action
         self.observation_space = batch_space(observation, num_envs)
         self.action_space = batch_space(action, num_envs)
@@ -62,7 +61,7 @@ class Batch(VectorEnv):
         reward, terminated, truncated = self.advance(actions)
         before = self.ended
         if before.any():
-            for lane in np.flatnonzero(before):
+            for lane in np.flatnonzero(before).tolist():
                 self.begin(lane, self.generators[lane])
             reward[before] = 0.0
             terminated[before] = truncated[before] = False

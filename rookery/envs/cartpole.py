@@ -19,7 +19,8 @@ from rookery.envs.snapshot import generator_state, restored_generator
 VISIBLE = [0, 2]  # position and angle
 
 
-def _masked(space: spaces.Box) -> spaces.Box:
+def _masked(space: spaces.Space) -> spaces.Box:
+    assert isinstance(space, spaces.Box), space
     return spaces.Box(space.low[VISIBLE], space.high[VISIBLE], dtype=np.float32)
 
 

@@ -1,4 +1,4 @@
-"""What `rookery check-env` finds out about an environment: its spaces, whether it keeps its word, and how quick it is.
+"""What `rookery check-env` finds out about an environment: its spaces, whether it keeps the interface, and its speed.
 
 A pure function of the configuration that returns a report; it plays random actions in this process. An environment
 that may crash or hang is checked from a process of its own by the caller.
@@ -37,8 +37,8 @@ class Report:
     convention: bool = False  # rows after an end carry reward 0 and no flag
     deterministic: bool | None = None  # the same seeds and actions give the same rows
     finite: bool = True  # no NaN or infinity was seen
-    in_space: bool | None = None  # observations of a single environment lie in its space; None: not looked at
-    restorable: bool = False  # get_state and set_state go on exactly: a resumed run is bit-exact
+    in_space: bool | None = None  # observations of a single environment lie in its space; None: not checked
+    restorable: bool = False  # get_state and set_state restore exactly: a resumed run is bit-exact
     steps: int = 0  # environment steps played, of all lanes
     episodes: int = 0
     mean_length: float = 0.0  # of finished episodes
@@ -79,7 +79,7 @@ def _said(value: bool | None, yes: str, no: str) -> str:
 
 
 def check(config: Config, steps: int = 1000, lanes: int = 4) -> Report:
-    """Play about `steps` steps at random, twice, and say what was seen. Never raises for the environment's faults."""
+    """Play about `steps` steps at random, twice, and report. Never raises for the environment's faults."""
     report = Report(config.env, lanes=lanes)
     rows = max(steps // lanes, 2)
     try:
@@ -121,7 +121,7 @@ def _again(config: Config, rows: int, lanes: int) -> list[bytes]:
 
 
 class _Play:
-    """Random play on lanes: rows are looked at, counted and digested."""
+    """Random play on lanes: rows are checked, counted and hashed."""
 
     def __init__(self, envs: Lanes, report: Report):
         self.envs, self.report, self.rng = envs, report, np.random.default_rng(SEED)
@@ -137,7 +137,7 @@ class _Play:
         return [self.first, *(self.row() for _ in range(count))]
 
     def row(self) -> bytes:
-        action = _random(self.envs.spec, self.envs.count, self.rng)
+        action = random_actions(self.envs.spec, self.envs.count, self.rng)
         started = perf_counter()
         obs, reward, terminated, truncated = self.envs.step(action)
         self.seconds += perf_counter() - started
@@ -172,7 +172,7 @@ class _Play:
                 report.warnings.append(f"{what} reach {largest:.3g}; normalise or scale them, or learning will suffer")
 
 
-def _random(spec: EnvSpec, lanes: int, rng: np.random.Generator) -> np.ndarray:
+def random_actions(spec: EnvSpec, lanes: int, rng: np.random.Generator) -> np.ndarray:
     action = spec.action
     if action.kind == "box":
         return rng.uniform(-1.0, 1.0, (lanes, action.size)).astype(np.float32)
@@ -182,7 +182,7 @@ def _random(spec: EnvSpec, lanes: int, rng: np.random.Generator) -> np.ndarray:
 def _digest(*arrays: np.ndarray) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
-        digest.update(np.ascontiguousarray(array))
+        digest.update(np.ascontiguousarray(array).data)
     return digest.digest()
 
 
@@ -197,17 +197,17 @@ def _mode(envs: Lanes) -> str:
 
 
 def _restorable(envs: Lanes, report: Report) -> bool:
-    """Go on from a state twice and compare."""
+    """Continue from a state twice and compare."""
     state = envs.get_state()
     if state is None:
         return False
-    actions = [_random(envs.spec, envs.count, np.random.default_rng(row)) for row in range(20)]
+    actions = [random_actions(envs.spec, envs.count, np.random.default_rng(row)) for row in range(20)]
     futures = []
     for _ in range(2):
         envs.set_state(state)
         futures.append([_digest(*obs.values(), *rest) for obs, *rest in map(envs.step, actions)])
     if futures[0] != futures[1]:
-        report.errors.append("get_state and set_state do not go on exactly: something is missing from the state")
+        report.errors.append("get_state and set_state do not restore exactly: something is missing from the state")
     return futures[0] == futures[1]
 
 

@@ -1,8 +1,8 @@
 """The blind cliffwalk of prioritised replay (Schaul et al. 2016, section 3.1), single and as a vector version.
 
-A chain of n states and two actions. The right one goes on, the wrong one ends the episode with 0; the right one in the
+A chain of n states and two actions. The right one moves on, the wrong one ends the episode with 0; the right one in the
 last state ends it with 1. Random play earns the reward once in 2^n episodes, so that nearly everything in a replay
-memory is alike and the rare transition that matters is worth looking for. The paper's discount is 1 - 1/n.
+memory is the same, and the rare rewarded transition matters. The paper's discount is 1 - 1/n.
 Nothing here is random.
 """
 
@@ -18,7 +18,7 @@ from rookery.envs.batch import Batch
 
 
 def right(state: Any) -> Any:
-    """The action that goes on. It alternates: a policy that always does the same falls at once or in the next step."""
+    """The right action. It alternates: a constant policy fails in the first or the second step."""
     return state % 2
 
 

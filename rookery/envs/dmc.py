@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -70,7 +70,7 @@ def _suite(env_id: str, draws: bool) -> Any:
 
 @contextmanager
 def _gl(backend: str | None) -> Iterator[None]:
-    """MUJOCO_GL for as long as an import takes; what the user's own code imports later is theirs to choose."""
+    """MUJOCO_GL for as long as an import takes; what the user's code imports later is not affected."""
     if backend is None:
         yield
         return
@@ -84,23 +84,23 @@ def _gl(backend: str | None) -> Iterator[None]:
 class DMControl(gymnasium.Env):
     """A dm_control task, seeded and ended as Gymnasium has it."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
-
     def __init__(self, inner: Any, flat: bool = True, render_mode: str | None = None):
         if render_mode not in (None, "rgb_array"):
             raise UsageError(f"dm_control tasks are drawn with render_mode 'rgb_array', not {render_mode!r}")
         self.inner, self.flat, self.render_mode = inner, flat, render_mode
-        self.metadata = self.metadata | {"render_fps": round(1 / inner.control_timestep(), 3)}
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / inner.control_timestep(), 3)}
         # Scalars become vectors of one.
         self._shapes = {name: spec.shape or (1,) for name, spec in inner.observation_spec().items()}
         self._parts, self._size = {}, 0  # where each goes in the flat vector
         for name, shape in self._shapes.items():
             start, self._size = self._size, self._size + math.prod(shape)
             self._parts[name] = slice(start, self._size)
-        boxes = {name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in self._shapes.items()}
-        self.observation_space = spaces.Dict(boxes)
         if flat:
             self.observation_space = spaces.Box(-np.inf, np.inf, (self._size,), np.float32)
+        else:
+            self.observation_space = spaces.Dict(
+                {name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in self._shapes.items()}
+            )
         action = inner.action_spec()
         low, high = (np.broadcast_to(x, action.shape).astype(np.float32) for x in (action.minimum, action.maximum))
         self.action_space = spaces.Box(low, high, dtype=np.float32)

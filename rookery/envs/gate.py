@@ -1,4 +1,4 @@
-"""The gate for non-finite numbers at the border: observations and rewards are looked at in the step that brings them,
+"""The gate for non-finite numbers at the border: observations and rewards are checked in the step that returns them,
 actions once per unroll.
 
 `watch` is for every step and says only whether a row may be taken as finite: a sum of squares per column of floats.
@@ -20,7 +20,7 @@ from rookery.envs.lanes import LaneFault, Step
 def watch(obs: dict[str, np.ndarray], reward: np.ndarray) -> Callable[[int], bool]:
     """A function of the row of an unroll: whether obs[row + 1] and reward[row] are finite. It looks at these arrays.
 
-    Finite numbers whose squares overflow are called suspect too: `find_nonfinite` acquits them. The product of a row
+    Finite numbers whose squares overflow are reported too: `find_nonfinite` finds nothing in them. The product of a row
     with itself is the quickest that numpy has for this, and gives no warning for what is not finite, as a product with
     zeros does. Between act and step it costs 2.5 us a row.
     """
@@ -42,7 +42,7 @@ def watch(obs: dict[str, np.ndarray], reward: np.ndarray) -> Callable[[int], boo
                 if not isfinite(seen.dot(seen)):
                     return False
             return True
-        except (RuntimeWarning, FloatingPointError):  # somebody has made errors of numpy's warnings: an overflow
+        except (RuntimeWarning, FloatingPointError):  # numpy's warnings were turned into errors: an overflow
             return False
 
     return finite
@@ -55,11 +55,11 @@ def find_nonfinite(obs: Any, reward: np.ndarray) -> tuple[int, int, str] | None:
     obs[t + 1] was returned by row t; a bad obs[0] (a reset's, before the first row) is reported as row 0.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        # The reward first: of two faults in a row it is named, since an observation may but repeat it (`last.py`).
+        # The reward first: of two faults in a row it is named, since an observation may only repeat it (`last.py`).
         columns = [("reward", reward), *_floats(obs, "observation")]
         suspects = [(name, x) for name, x in columns if not math.isfinite(x.sum())]
     found = []
-    for name, x in suspects:  # an overflow of the sum is a suspect too, and acquitted here
+    for name, x in suspects:  # a finite row whose sum overflows ends here
         flat = x.reshape(*x.shape[:2], -1)
         bad = ~np.isfinite(flat)
         if bad.any():
@@ -92,7 +92,7 @@ def nonfinite_lane(lane: int, obs: dict[str, np.ndarray], reward: np.ndarray) ->
 
 
 def check_actions(action: np.ndarray, env: str, actor: int, first_lane: int, unroll: int) -> None:
-    """NumericError if a policy chose what is no number in actions [R, B, ...]. All it has seen was finite."""
+    """NumericError if actions [R, B, ...] of a policy are not finite. Its observations were finite."""
     if not np.issubdtype(action.dtype, np.floating) or np.isfinite(action).all():
         return
     row, lane = (int(i) for i in np.argwhere(~np.isfinite(action))[0][:2])

@@ -1,4 +1,4 @@
-"""Lanes: B environments stepped together, and the border where every other reset convention ends.
+"""Lanes: B environments stepped together, and the place where other reset conventions are converted.
 
 Next-step reset (Gymnasium's NEXT_STEP): the row that ends an episode returns its final observation; the next step
 ignores that lane's action, resets it, and returns the reset observation with reward 0 and both flags False.
@@ -35,12 +35,12 @@ class LaneFault(Exception):
         self.lane = lane
         self.what = what  # reads on after the environment's name: "raised in step", "returned ..."
         self.cause = cause
-        self.reason = reason  # env_raised | bad_shape | nonfinite: the ledger's word for the steps lost with it
+        self.reason = reason  # env_raised | bad_shape | nonfinite: the ledger's reason for the steps lost with it
         self.others: list[LaneFault] = []  # of further lanes, in the same step
         self.row: Step | None = None  # what that step brought the lanes that did not fail; None: it was not finished
 
     def located(self, env: str, actor: int, first_lane: int, episode: int, step: int) -> EnvError:
-        """The fault with its address."""
+        """The fault with its location."""
         more = f"; in this step {len(self.others)} more lanes failed" if self.others else ""
         cause = f": {type(self.cause).__name__}: {self.cause}" if self.cause is not None else ""
         where = f"actor {actor}, lane {first_lane + self.lane}, episode {episode}, step {step}{more}"
@@ -71,7 +71,7 @@ class Lanes(ABC):
     def close(self) -> None: ...
 
     def get_state(self) -> dict[str, Any] | None:
-        """Everything needed to go on exactly (a tree of arrays, numbers, strings); None if it is not to be had."""
+        """Everything needed to continue exactly (a tree of arrays, numbers, strings); None if that cannot be saved."""
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -79,14 +79,14 @@ class Lanes(ABC):
 
 
 class SyncLanes(Lanes):
-    """Single environments, one after the other. With `build`, which makes that of a lane, one can be made again."""
+    """Single environments, one after the other. `build` recreates the one of a lane that failed."""
 
     def __init__(self, env_id: str, envs: Sequence[gymnasium.Env], build: Callable[[int], gymnasium.Env] | None = None):
-        self.envs: list[gymnasium.Env | None] = list(envs)  # None: one that could not be made again
+        self.envs: list[gymnasium.Env | None] = list(envs)  # None: recreating it failed
         self._build, self.mendable = build, build is not None
         self.count = len(self.envs)
-        first = self.envs[0]
-        for lane, env in enumerate(self.envs):
+        first = envs[0]
+        for lane, env in enumerate(envs):
             if env.observation_space != first.observation_space or env.action_space != first.action_space:
                 raise UsageError(f"{env_id}: the spaces of lane {lane} are not those of lane 0; lanes must be alike")
         self._spaces = first.observation_space, first.action_space
@@ -126,6 +126,7 @@ class SyncLanes(Lanes):
                 if ended[lane]:
                     self._reset(lane, None)
                     continue
+                assert env is not None
                 result = env.step(actions[lane])
                 if type(result) is not tuple or len(result) != 5:
                     raise Mismatch(_odd_result(result))
@@ -143,8 +144,8 @@ class SyncLanes(Lanes):
             raise LaneFault(lane, "raised in step", error) from error
 
     def _finish(self, actions: Any, fault: LaneFault) -> None:
-        """Step the lanes behind one that failed; the fault is told what the step has brought."""
-        last = fault
+        """Step the lanes behind one that failed, and put the results of this step into the fault."""
+        last: LaneFault | None = fault
         while last is not None:
             try:
                 self._step(actions, last.lane + 1)
@@ -162,7 +163,7 @@ class SyncLanes(Lanes):
                 old.close()
         try:
             env = self.envs[lane] = self._build(lane)
-        except UsageError:  # what it needs is not there any more: to try again would not help
+        except UsageError:  # what it needs is missing now: a retry would not help
             raise
         except (Exception, SystemExit) as error:
             cause = error.__cause__ if isinstance(error, EnvError) else error
@@ -173,9 +174,10 @@ class SyncLanes(Lanes):
         return self._obs
 
     def _reset(self, lane: int, seed: int | None) -> None:
-        """The seed is given once; later episodes go on with the environment's own generator."""
+        """The seed is given once; later episodes use the environment's own generator."""
         env = self.envs[lane]
         try:
+            assert env is not None
             result = env.reset(seed=seed) if seed is not None else env.reset()
         except (Exception, SystemExit) as error:
             raise LaneFault(lane, "raised in reset", error) from error
@@ -194,13 +196,14 @@ class SyncLanes(Lanes):
                 env.close()
 
     def get_state(self) -> dict[str, Any] | None:
-        states = [env_state(env) for env in self.envs]
+        states = [None if env is None else env_state(env) for env in self.envs]
         if any(state is None for state in states):
             return None
         return {"lanes": states, "ended": list(self._ended)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         for env, inner in zip(self.envs, state["lanes"], strict=True):
+            assert env is not None
             restore_env(env, inner)
         self._ended = [bool(x) for x in state["ended"]]
 

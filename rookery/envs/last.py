@@ -36,7 +36,7 @@ def with_last(spec: EnvSpec) -> EnvSpec:
 
 
 class Last:
-    """What was done and what came of it, in the form of observations. The arrays are overwritten by each call."""
+    """The last action and its reward, in the form of observations. The arrays are overwritten by each call."""
 
     def __init__(self, spec: EnvSpec, lanes: int, clip: bool):
         self.action = np.zeros((lanes, width(spec.action)), np.float32)
@@ -64,21 +64,18 @@ class Last:
 
 
 class LastLanes(Lanes):
-    """`inner`, whose observations also show the last action and reward. Whatever is not here is the inner lanes'."""
+    """`inner`, whose observations also show the last action and reward. Other attributes are the inner lanes'."""
 
     def __init__(self, inner: Lanes, clip: bool | None = None):
         """`clip`: whether the reward shown is clipped; None: as the lanes say that training does."""
         self.inner, self.count = inner, inner.count
+        self.score, self.mendable = inner.score, inner.mendable
         self.spec = with_last(inner.spec)
         self._last = Last(inner.spec, inner.count, inner.spec.clipped if clip is None else clip)
         self._ended = np.zeros(inner.count, bool)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
-
-    @property
-    def score(self) -> np.ndarray | None:
-        return self.inner.score
 
     def reset(self, seeds: Sequence[int]) -> dict[str, np.ndarray]:
         obs = self.inner.reset(seeds)
@@ -100,10 +97,6 @@ class LastLanes(Lanes):
             self._last.forget(self._ended)
         self._ended = terminated | truncated
         return obs | self._last.leaves(), reward, terminated, truncated
-
-    @property
-    def mendable(self) -> bool:
-        return self.inner.mendable
 
     def rebuild(self, lane: int, seed: int) -> dict[str, np.ndarray]:
         obs = self.inner.rebuild(lane, seed)

@@ -26,7 +26,12 @@ from rookery.envs.lanes import Lanes, SyncLanes
 from rookery.envs.last import LastLanes
 from rookery.envs.vector import adapt, reset_mode
 
-EXTRAS = {"ale_py": "rookery[atari]", "mujoco": "rookery[mujoco]", "box2d": "gymnasium[box2d]"}
+EXTRAS = {
+    "ale_py": "rookery[atari]",
+    "mujoco": "rookery[mujoco]",
+    "imageio": "rookery[mujoco]",
+    "box2d": "rookery[box2d]",
+}  # what an error names -> what to install
 # Gymnasium's vector CartPole draws the resets of all lanes from one generator; ours gives each lane its own.
 OWN_VECTOR = dict.fromkeys(("CartPole-v0", "CartPole-v1"), "rookery.envs.cartpole:CartPoleVector")
 
@@ -34,10 +39,14 @@ OWN_VECTOR = dict.fromkeys(("CartPole-v0", "CartPole-v1"), "rookery.envs.cartpol
 class Config(Protocol):
     """The part of a RunConfig that environments are made from."""
 
-    env: str
-    env_kwargs: dict[str, Any]
-    atari: AtariConfig
-    net: NetConfig  # for what it wants to be fed
+    @property
+    def env(self) -> str: ...
+    @property
+    def env_kwargs(self) -> dict[str, Any]: ...
+    @property
+    def atari(self) -> AtariConfig: ...
+    @property
+    def net(self) -> NetConfig: ...  # feed_last
 
 
 def make(config: Config, lanes: int, training: bool = True, threads: int = 1) -> Lanes:
@@ -54,7 +63,7 @@ def _make(config: Config, lanes: int, training: bool, threads: int) -> Lanes:
         return _from_factory(env_id, factory, kwargs, lanes)
     if dmc.is_dmc(env_id):
         with _building(env_id, kwargs):
-            build = partial(dmc.make_env, env_id, **kwargs)
+            build: Callable[[], gymnasium.Env] = partial(dmc.make_env, env_id, **kwargs)
             return SyncLanes(env_id, _several(build, lanes), _again(env_id, kwargs, build))
     spec = None if atari.is_atari(env_id) else _registered(env_id)
     if spec is None or _is_ale(spec):
@@ -73,7 +82,7 @@ def _make(config: Config, lanes: int, training: bool, threads: int) -> Lanes:
 def make_single(config: Config, render_mode: str | None = None) -> gymnasium.Env:
     """One environment by itself, as evaluation sees it: for recording and for checks."""
     env_id, kwargs = config.env, dict(config.env_kwargs)
-    look = {} if render_mode is None else {"render_mode": render_mode}
+    look: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
     if (factory := _factory(env_id)) is not None:
         with _building(env_id, kwargs | look):
             env = factory(**kwargs, **look)
@@ -121,8 +130,9 @@ def _from_factory(env_id: str, factory: Callable[..., Any], kwargs: dict[str, An
     except (TypeError, ValueError):
         vector = False
     with _building(env_id, kwargs):
+        envs: list[Any]
         envs = [factory(num_envs=lanes, **kwargs)] if vector else _several(partial(factory, **kwargs), lanes)
-    wanted = VectorEnv if vector else gymnasium.Env
+    wanted: Any = VectorEnv if vector else gymnasium.Env
     if not isinstance(envs[0], wanted):
         takes = "takes num_envs and should return" if vector else "should return"
         raise UsageError(f"{env_id} returned a {type(envs[0]).__name__}; it {takes} a gymnasium.{wanted.__name__}")
@@ -134,7 +144,7 @@ def _from_factory(env_id: str, factory: Callable[..., Any], kwargs: dict[str, An
 
 
 def _again(env_id: str, kwargs: dict[str, Any], build: Callable[[], gymnasium.Env]) -> Callable[[int], gymnasium.Env]:
-    """Makes the environment of one lane anew."""
+    """A function that recreates the environment of one lane."""
 
     def build_lane(lane: int) -> gymnasium.Env:
         with _building(env_id, kwargs):
@@ -170,7 +180,7 @@ def _vector(spec: Registered, kwargs: dict[str, Any], lanes: int) -> VectorEnv |
 
 
 def _lean(spec: Registered) -> Registered:
-    """Without the wrapper that watches the order of calls: ours is right by construction, and it costs time."""
+    """Without the wrapper that checks the order of calls: our order is correct, and the check costs time."""
     spec = copy.deepcopy(spec)
     spec.order_enforce = False
     return spec
@@ -197,7 +207,7 @@ def _registered(env_id: str) -> Registered:
 
 
 def _register_ale() -> None:
-    """Importing ale-py registers the older Atari ids, so that they are known whoever asks first."""
+    """Importing ale-py registers the older Atari ids, so that they are known in any order of imports."""
     with suppress(ImportError):
         import ale_py  # noqa: F401
 
@@ -213,7 +223,7 @@ def _no_kwargs(env_id: str, kwargs: dict[str, Any]) -> None:
 
 @contextmanager
 def _building(env_id: str, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Errors while an environment is built, in words for the person who asked for it."""
+    """Errors while an environment is built become messages for the user."""
     try:
         yield
     except RookeryError:
@@ -226,7 +236,7 @@ def _building(env_id: str, kwargs: dict[str, Any]) -> Iterator[None]:
         if "unexpected keyword argument" not in str(error):
             raise EnvError(f"{env_id} raised when it was made: TypeError: {error}", "env_raised") from error
         if "render_mode" in kwargs and "'render_mode'" in str(error):
-            raise UsageError(f"{env_id} cannot be filmed: whoever makes it does not take render_mode") from error
+            raise UsageError(f"{env_id} cannot be recorded: the factory does not accept render_mode") from error
         raise UsageError(f"{env_id} does not take these env_kwargs: {kwargs} ({error})") from error
     except (Exception, SystemExit) as error:
         raise EnvError(f"{env_id} raised when it was made: {type(error).__name__}: {error}", "env_raised") from error

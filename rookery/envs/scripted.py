@@ -1,6 +1,6 @@
 """Environments that follow a script, for tests of Rookery and of your own set-up.
 
-`Counter` says in its observation who it is, which episode this is and which step: a misplaced row is visible.
+The observation of `Counter` holds its seed, episode and step: a misplaced row is visible.
 `Faulty` is an ordinary environment that misbehaves at a given step of a given episode.
 """
 
@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import gymnasium
 import numpy as np
@@ -90,8 +90,8 @@ Fault = Literal[
 class Faulty(gymnasium.Env):
     """`env`, except for step `at_step` (from 0) of episode `at_episode` (from 0), where `fault` strikes.
 
-    "raise_reset" looks at the episode only, "raise_init" at neither. `marker`: the path of a file that is created when
-    the fault strikes; where it exists already the environment behaves, so that a replacement does not fail again.
+    "raise_reset" depends on the episode only, "raise_init" on neither. `marker`: the path of a file that is created
+    when the fault strikes; where it exists already there is no fault, so that a replacement does not fail again.
     `seed`: strike only in the environment that was last reset with this seed, that is, in one lane of many.
     """
 
@@ -106,13 +106,14 @@ class Faulty(gymnasium.Env):
         hang_seconds: float = 3600.0,
         **kwargs: Any,
     ):
-        if fault not in Fault.__args__:
-            raise ValueError(f"fault may be {', '.join(Fault.__args__)}, not {fault!r}")
-        if ":" in env:  # Gymnasium would import what stands before it, on the word of an argument
+        if fault not in get_args(Fault):
+            raise ValueError(f"fault may be {', '.join(get_args(Fault))}, not {fault!r}")
+        if ":" in env:  # Gymnasium would import the module named before it
             raise ValueError(f"env may be an id that is registered already, not {env!r}")
         self.fault, self.at_step, self.at_episode = fault, at_step, at_episode
         self.marker, self.only_seed, self.hang_seconds = marker, seed, hang_seconds
-        self.episode, self.t, self.last_seed = -1, 0, None
+        self.episode, self.t = -1, 0
+        self.last_seed: int | None = None
         if fault == "raise_init" and self._strikes():
             raise RuntimeError("scripted fault: raise_init")
         self.inner = gymnasium.make(env, disable_env_checker=True, **kwargs)
@@ -154,7 +155,7 @@ class Faulty(gymnasium.Env):
             sys.exit("scripted fault: sys_exit")
 
     def _strikes(self) -> bool:
-        """Whether this environment is the one; creates the marker in the same breath, so that only one ever is."""
+        """Whether the fault strikes here. Creates the marker atomically, so that it strikes in one environment only."""
         if self.only_seed is not None and self.last_seed != self.only_seed:
             return False
         if not self.marker:

@@ -1,8 +1,8 @@
 """The state of a single environment as a tree of arrays, numbers and strings, wrappers and generator included.
 
-An environment that can be restored offers `get_state() -> dict` and `set_state(dict)` on its innermost class, and means
-its random generator too (`generator_state`). Of the wrappers, only TimeLimit keeps a state we can carry; an environment
-in any other wrapper is not restored at all, rather than nearly.
+An environment that can be restored offers `get_state() -> dict` and `set_state(dict)` on its innermost class, which
+include its random generator (`generator_state`). Of the wrappers, only TimeLimit keeps a state we can carry; an
+environment in any other wrapper is not restored at all.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ def env_state(env: gymnasium.Env) -> dict[str, Any] | None:
 def restore_env(env: gymnasium.Env, state: dict[str, Any]) -> None:
     chain = _wrappers(env)
     assert chain is not None, env
-    limits = [w for w in chain if isinstance(w, TimeLimit)]
+    limits: list[Any] = [w for w in chain if isinstance(w, TimeLimit)]  # Gymnasium types their count as None
     for limit, elapsed in zip(limits, state["elapsed"], strict=True):
         limit._elapsed_steps = None if elapsed == -1 else int(elapsed)
     for wrapper in chain:
         if isinstance(wrapper, OrderEnforcing):
             wrapper._has_reset = True
-    env.unwrapped.set_state(state["env"])
+    inner: Any = env.unwrapped
+    inner.set_state(state["env"])
 
 
 def generator_state(generator: np.random.Generator) -> dict[str, Any]:
     """The generator as numpy describes it: nested dicts of names and (large) integers."""
-    return generator.bit_generator.state
+    return dict(generator.bit_generator.state)
 
 
 def restored_generator(state: dict[str, Any]) -> np.random.Generator:

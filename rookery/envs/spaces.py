@@ -1,4 +1,4 @@
-"""Gymnasium spaces at the border: what an observation and an action become inside Rookery, and the way there.
+"""Gymnasium spaces at the border: how observations and actions are converted to Rookery's form and back.
 
 Vectors come out as float32, images as they are (uint8 or float32), integers as int64 counted from 0. A space that has
 no such form is refused with the wrapper that gives it one. Not here: stepping, resets, the finite check.
@@ -20,7 +20,7 @@ UNBOUNDED = 1e10  # a bound beyond this is a way to write infinity (e.g. the lar
 
 
 class Mismatch(Exception):
-    """An environment returned what its own space does not promise."""
+    """An environment returned what its own space does not allow."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Port:
     name: str
     path: tuple[str, ...]  # keys that lead to it; empty for a single observation
     leaf: Leaf
-    source: np.dtype  # what the space promises
+    source: np.dtype  # what the space declares
     start: int = 0  # first value, for kind "discrete"
 
 
@@ -77,7 +77,7 @@ class Observations:
         return batch
 
     def _admit(self, port: Port, dtype: np.dtype) -> None:
-        """Another dtype than promised is fine where nothing but precision is lost, e.g. float64 for float32."""
+        """Another dtype than declared is accepted where nothing but precision is lost, e.g. float64 for float32."""
         if (port.name, dtype) in self._admitted:
             return
         if not np.can_cast(dtype, port.source, "same_kind"):

@@ -3,7 +3,7 @@
 NEXT_STEP is our own convention: `VectorLanes` converts and checks. DISABLED is brought to it by `MaskedLanes`.
 SAME_STEP cannot be: its lanes are already in the next episode when they report an end, and a vector environment
 cannot hold one lane back while the others step. It is refused, except for gymnasium's SyncVectorEnv, whose single
-environments we can drive ourselves. An undeclared mode is refused: to guess it wrong is to train on false data.
+environments we can drive ourselves. An undeclared mode is refused: a wrong guess would train on wrong data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rookery.envs.spaces import Actions, Mismatch, Observations
 
 
 def adapt(env: VectorEnv, env_id: str) -> Lanes:
-    """The right Lanes for a vector environment, or UsageError with the way out."""
+    """The right Lanes for a vector environment, or UsageError that says what to change."""
     if type(env) is SyncVectorEnv:
         return SyncLanes(env_id, env.envs, lambda lane: env.env_fns[lane]())
     mode = reset_mode(env)
@@ -54,7 +54,8 @@ class VectorLanes(Lanes):
     """A vector environment in NEXT_STEP mode. Rewards and flags of reset rows are made to keep the convention."""
 
     def __init__(self, env_id: str, env: VectorEnv):
-        self.env, self.count = env, env.num_envs
+        self.env: Any = env  # seeds and states are not the same type in all of them
+        self.count = env.num_envs
         self._observations = Observations(env.single_observation_space, env_id)
         self._actions = Actions(env.single_action_space, env_id)
         self.spec = EnvSpec(env_id, self._observations.leaves, self._actions.spec)

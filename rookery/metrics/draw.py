@@ -29,7 +29,7 @@ COLOURS = {
     "other": "grey58",
 }
 FAINT, STRONG, GOOD, WARN, BAD = "grey58", "bold", "green", "yellow", "bold red"
-WIDEST = 92  # columns; a wider panel is harder to read, not richer
+WIDEST = 92  # columns; a wider panel is harder to read
 LEFT = 42  # columns of the numbers beside the curve
 LEAST_CURVE = 20  # columns; on a narrower terminal the curve is left out
 

@@ -1,8 +1,8 @@
-"""The journal of a run: what was collected, what became of it, how fast, and whether it is time to stop.
+"""The journal of a run: what was collected, how it was used, how fast, and whether to stop.
 
-A topology tells it what happened; it keeps the counters, the ledger, the moving windows and the time split, and feeds
+A topology reports to it; it keeps the counters, the ledger, the moving windows and the time split, and feeds
 the panel and metrics.jsonl. It takes no decision about processes and touches no tensor. It belongs to the learner's
-thread. Panel and sinks have threads of their own, so what they are given is built anew each time and never changed.
+thread. Panel and sinks have threads of their own, so what they are given is a new object each time and never changed.
 
 The ledger: every environment step ends as trained, evicted, dropped (with a reason) or in flight. It must balance.
 """
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from rookery.core.config import RunConfig
+from rookery.core.machine import Machine
 from rookery.core.types import ActorReport, Failure, StepReport
 from rookery.metrics.split import Split, advice
 from rookery.metrics.window import ReturnWindow
@@ -26,7 +27,7 @@ from rookery.metrics.window import ReturnWindow
 
 @dataclass
 class Ledger:
-    """Environment steps, by what became of them."""
+    """Environment steps, by their use."""
 
     collected: int = 0
     trained: int = 0
@@ -69,10 +70,11 @@ class Journal:
         self.collect_s = 0.0  # wall time of collecting
         self.idle_s = 0.0  # wall time that the learner had nothing to train on
         self._unexplained = 0.0  # wall time of collecting that no report has explained yet
+        self._cores = Machine().cores()
         self.begun = False
         self._updates = 0
         self._started = self._logged_at = clock()
-        self._wall_before = 0.0  # wall time of the run's earlier lives
+        self._wall_before = 0.0  # wall time of the run before it was resumed
         self._env_steps_before = 0
         self._rate_marks: deque[tuple[float, int]] = deque(maxlen=30)
 
@@ -82,7 +84,7 @@ class Journal:
 
     @property
     def life_s(self) -> float:
-        """Wall time of this life of the run."""
+        """Wall time since the run was started or resumed."""
         return self._clock() - self._started
 
     def begin(self) -> None:
@@ -105,7 +107,8 @@ class Journal:
             target is not None
             and self.env_steps_to_target is None
             and self.window.full
-            and self.window.return_mean >= target
+            and (mean := self.window.return_mean) is not None
+            and mean >= target
         ):
             self.env_steps_to_target, self.wall_s_to_target = self.env_steps, self.wall_s
 
@@ -178,11 +181,11 @@ class Journal:
             return "target_return"
         return "env_steps" if self.env_steps >= self.config.env_steps else None
 
-    # Telling
+    # Reporting
 
     @property
     def due(self) -> bool:
-        """Whether the next report will be told: what only it needs need not be computed before."""
+        """Whether the next report will be written: what only it needs need not be computed before."""
         return self._clock() - self._logged_at >= self.config.log_every
 
     def report(self, force: bool = False) -> None:
@@ -192,8 +195,8 @@ class Journal:
         now = self._clock()
         self._logged_at = now
         self._rate_marks.append((now, self.env_steps))
-        if len(self.window):
-            self.history.append((self.env_steps, self.window.return_mean))
+        if (mean := self.window.return_mean) is not None:
+            self.history.append((self.env_steps, mean))
         if len(self.history) > 2000:  # thin out: the curve stays, memory does not grow
             self.history = self.history[::2]
         snapshot = self.snapshot()
@@ -222,7 +225,7 @@ class Journal:
             "episodes": self.episodes, "length_mean": self.window.length_mean,
             "target_return": config.target_return, "losses": self.losses, "lag_mean": self.lag_mean,
             "lag_max": self.lag_max, "queue_depth": self.queue_depth, "replay": self.replay, "shares": shares,
-            "ledger": self.ledger.as_dict(), "restarts": self.restarts, "advice": advice(shares, config),
+            "ledger": self.ledger.as_dict(), "restarts": self.restarts, "advice": advice(shares, config, self._cores),
             "messages": list(self.messages), "history": list(self.history),
         }  # fmt: skip
 
@@ -258,7 +261,7 @@ class Journal:
         }  # fmt: skip
 
     def settle(self, kept: int) -> None:
-        """After resuming: of what was in flight in the checkpoint, `kept` steps came along and the rest did not."""
+        """After resuming: of the steps in flight in the checkpoint, `kept` were restored and the rest were lost."""
         self.ledger.drop(self.ledger.in_flight - kept, "resumed")
         self.ledger.in_flight = 0
 

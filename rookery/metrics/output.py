@@ -1,12 +1,12 @@
-"""Standard output and standard error: where they lead must not decide how a run goes or ends.
+"""Standard output and standard error: a blocked or closed one must not affect a run.
 
-`BestEffort` is for a run. A thread of its own writes to the descriptor, so that a pipe that nobody reads or a stopped
+`BestEffort` is for a run. A thread of its own writes to the descriptor, so that a pipe that is not read or a stopped
 terminal (Ctrl-S) never blocks the caller; after an error, or where too much waits, text is discarded. `Answer` is for
 what a user has asked for (`eval --json`, help): it waits as long as the reader takes, like any program, and remembers
 an error for the exit code. Neither ever raises. `standard_streams` puts one of the two in the place of `sys.stdout` and
 `sys.stderr`.
 
-Imports nothing heavy: the command line uses it before it knows what it is asked for.
+Imports nothing heavy: the command line uses it before it has parsed its arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO, cast
 
 LIMIT = 1 << 20  # bytes that wait for a reader
 PATIENCE = 2.0  # seconds for the last lines of a run
@@ -28,7 +28,7 @@ MOMENT = 0.05  # seconds
 
 
 class Descriptor(io.RawIOBase):
-    """Bytes for a descriptor that is not ours to close. `error` is the first failure; nothing is written after it."""
+    """Bytes for a descriptor that we do not close. `error` is the first failure; nothing is written after it."""
 
     def __init__(self, fd: int):
         self._fd = fd
@@ -51,7 +51,7 @@ class Descriptor(io.RawIOBase):
         while left and self.error is None:
             try:
                 left = left[os.write(self._fd, left) :]
-            except BlockingIOError:  # somebody who shares the terminal or pipe has made it non-blocking
+            except BlockingIOError:  # another process that shares the terminal or pipe made it non-blocking
                 poll = select.poll()
                 poll.register(self._fd, select.POLLOUT)
                 poll.poll()
@@ -87,7 +87,7 @@ class BestEffort(Descriptor):
 
     def write(self, data: Any) -> int:
         data = bytes(data)
-        if os.getpid() != self._process:  # forked: the thread has stayed behind, and the lock may be held by it
+        if os.getpid() != self._process:  # forked: the thread is not in this process, and may have held the lock
             self._write(data)
             return len(data)
         with self._changed:
@@ -98,14 +98,14 @@ class BestEffort(Descriptor):
         return len(data)
 
     def flush(self) -> None:
-        """On a terminal, wait a moment: a debugger's prompt goes past us. But not on one that is stopped."""
+        """On a terminal that is not stopped, wait a moment: a debugger writes its prompt past this stream."""
         if self._terminal and not self._stuck and os.getpid() == self._process:
             self._stuck = not self.drain(MOMENT)
 
     def give_up(self) -> None:
-        """Write nothing more: the descriptor may soon belong to somebody else."""
+        """Write nothing more: the descriptor may soon be reused for another file."""
         with self._changed:
-            self.error = self.error or TimeoutError(errno.ETIMEDOUT, "nobody has read it")
+            self.error = self.error or TimeoutError(errno.ETIMEDOUT, "not read in time")
             self._chunks.clear()
             self._size = 0
             self._changed.notify_all()
@@ -143,7 +143,7 @@ class BestEffort(Descriptor):
 
 def text(raw: Descriptor, like: TextIO, errors: str = "strict") -> TextIO:
     """A text stream around a descriptor, with the encoding of another; what is written is handed on at once."""
-    return io.TextIOWrapper(raw, encoding=like.encoding, errors=errors, write_through=True)
+    return io.TextIOWrapper(cast(BinaryIO, raw), encoding=like.encoding, errors=errors, write_through=True)
 
 
 def best_effort(stream: Any) -> BestEffort | None:
@@ -159,7 +159,7 @@ def best_effort(stream: Any) -> BestEffort | None:
 
 
 class Streams:
-    """What stands in the place of `sys.stdout` and `sys.stderr`, and how it went with them."""
+    """The replacements of `sys.stdout` and `sys.stderr`, and their errors."""
 
     def __init__(self, run: bool):
         self._run = run
@@ -178,7 +178,7 @@ class Streams:
             setattr(sys, name, self._new[name])
 
     def finish(self, timeout: float = PATIENCE) -> OSError | None:
-        """Write what is left. The error that an answer met, unless its reader has just seen enough."""
+        """Write what is left. The error that an answer met, unless its reader has closed the pipe."""
         until = time.monotonic() + timeout
         for name, raw in self._raw.items():
             self._new[name].flush()
@@ -197,7 +197,7 @@ class Streams:
         return next((other for other in self._raw.values() if _same(other.fileno(), raw.fileno())), raw)
 
     def _text(self, raw: Descriptor, like: TextIO) -> TextIO:
-        if self._run:  # a letter that the encoding does not have is not worth the run's exit code
+        if self._run:  # a character that the encoding lacks must not change the exit code
             return text(raw, like, "replace" if like.errors == "strict" else like.errors or "replace")
         buffer, at_once = io.BufferedWriter(raw), getattr(like, "line_buffering", False)
         return io.TextIOWrapper(buffer, like.encoding, like.errors, line_buffering=at_once)

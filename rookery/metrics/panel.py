@@ -1,9 +1,9 @@
-"""The live view of a run in the terminal: when it is drawn, and by whom.
+"""The live view of a run in the terminal: when it is drawn, and by which thread.
 
 Fed by `update(snapshot)`, which only leaves the snapshot for the panel's thread: the newest replaces one that was not
 drawn yet. The thread looks for it by itself, because waking a thread costs the learner time. It draws at most four
 times a second, and not before the last drawing has been taken by the terminal or the pipe: one that is stopped or not
-read costs the run nothing. No alternate screen. Without a terminal it prints one plain line every few seconds; `quiet`
+read does not delay the run. No alternate screen. Without a terminal it prints one plain line every few seconds; `quiet`
 prints nothing. How it looks is `draw.py`. A viewer only: its own failure never stops a run.
 """
 
@@ -27,7 +27,7 @@ from rookery.metrics.draw import Snapshot, plain_line, render
 from rookery.metrics.output import BestEffort, best_effort, text
 
 PATIENCE = 1.0  # seconds for the last drawing
-LOOK = 0.1  # seconds between two looks for a snapshot
+LOOK = 0.1  # seconds between two polls for a snapshot
 
 
 class Terminal(Console):
@@ -76,18 +76,18 @@ class Painter:
                 self._live.update(render(snapshot, self._console.width), refresh=True)
             else:
                 print(plain_line(snapshot), file=self._console.file, flush=True)
-        except Exception as error:  # a closed pipe, a terminal without Unicode: the run goes on unseen
+        except Exception as error:  # a closed pipe, a terminal without Unicode: the run continues without the panel
             self._off = True
             self.close()
             with contextlib.suppress(Warning):  # a filter may turn it into an exception: not in this thread
-                warnings.warn(f"the panel is off, training goes on: {type(error).__name__}: {error}", stacklevel=3)
+                warnings.warn(f"the panel is off, training continues: {type(error).__name__}: {error}", stacklevel=3)
         # On a slow machine it draws less often, to stay below a hundredth of a core's time.
         pause = min(2.0, max(0.25, 150 * (time.thread_time() - began)))
         self._next = self._clock() + (pause if self._terminal else 5.0)
 
 
 class Panel:
-    """A painter on a thread of its own. Neither `update` nor `close` waits for a terminal or a reader."""
+    """A painter on a separate thread. Neither `update` nor `close` waits for a terminal or a reader."""
 
     def __init__(
         self, quiet: bool = False, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -95,12 +95,12 @@ class Panel:
         self._quiet, self._console, self._clock = quiet, console, clock
         self._slot: Snapshot | None = None
         self._closing, self._deadline = threading.Event(), 0.0
-        self._own: BestEffort | None = None  # a writer that nobody else uses
+        self._own: BestEffort | None = None  # a writer that only the panel uses
         self._standard = sys.stdout, sys.stderr
         self._thread: threading.Thread | None = None
 
     def update(self, snapshot: Snapshot) -> None:
-        """The snapshot is drawn later: nobody may change it from now on."""
+        """The snapshot is drawn later: it must not be changed from now on."""
         if self._quiet or self._closing.is_set():
             return
         self._slot = snapshot
@@ -115,7 +115,7 @@ class Panel:
         if thread is None:
             return
         thread.join(timeout + 0.1)
-        if thread.is_alive():  # a stream of somebody else's blocks: prints must not wait for the panel's lock
+        if thread.is_alive():  # a stream that is not ours blocks: prints must not wait for the panel's lock
             for name, stream in zip(("stdout", "stderr"), self._standard):
                 if isinstance(getattr(sys, name), FileProxy):
                     setattr(sys, name, stream)
@@ -134,7 +134,7 @@ class Panel:
         thread = threading.Thread(target=self._work, args=(painter,), name="panel", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # a limit on threads: the run goes on unseen
+        except RuntimeError:  # a limit on threads: the run continues without the panel
             self._quiet = True
         else:
             self._thread = thread
@@ -153,7 +153,7 @@ class Panel:
 
 
 def _flush_if_taken(stream: TextIO) -> None:
-    """What a script has printed before comes first, unless nobody reads it."""
+    """What a script has printed before comes first, unless it is not read."""
     with contextlib.suppress(OSError, ValueError):
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; yellow is left out, it vanishes on white.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; without yellow, which is hard to see on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("-", "--", ":", "-.")  # when the colours are used up
 INK, GRID = "#333333", "#E3E3E3"
@@ -48,10 +48,10 @@ class Curve:
 
 @contextmanager
 def _text_is_text() -> Iterator[None]:
-    """No LaTeX: settings in the current directory, which may be a stranger's, would have matplotlib run it."""
+    """No LaTeX: settings in the current directory, which may be untrusted, would have matplotlib run it."""
     try:
         import matplotlib
-    except ImportError:  # said in words by who draws
+    except ImportError:  # the caller says so
         yield
         return
     with matplotlib.rc_context({"text.usetex": False}):
@@ -256,7 +256,7 @@ def _save(figure: Figure, out: str | Path, within: Path | None = None) -> Path:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """config.json, flat; a folder without one stands for itself."""
+    """config.json, flat; without one, the folder's own name."""
     if not folders.exists(folder, "config.json"):
         return {"recipe": folder.name}
     try:
@@ -267,7 +267,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """64.0 is 64: the same setting, whoever wrote it."""
+    """64.0 is 64: the same setting in both spellings."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

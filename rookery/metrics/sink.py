@@ -1,7 +1,7 @@
 """Where records go: metrics.jsonl, the one source every viewer reads, and TensorBoard if it is installed.
 
 A sink must never stop, slow or corrupt a run. Each has a thread of its own (`sink_thread.py`). A full disk makes it
-keep records in memory and try again. A failure of one sink is warned of once, counted, and does not concern the others.
+keep records in memory and try again. A failure of one sink is warned of once, counted, and does not affect the others.
 Records are plain dictionaries; tensors and numpy numbers become Python numbers here and nowhere else.
 """
 
@@ -90,7 +90,7 @@ class JsonlSink:
             self.why = error.strerror or str(error)
             if self.failures == 1:
                 warnings.warn(
-                    f"{self.path} cannot be written ({self.why}): training goes on, and the last "
+                    f"{self.path} cannot be written ({self.why}): training continues, and the last "
                     f"{self._waiting.maxlen} records are kept in memory until it can",
                     stacklevel=3,
                 )
@@ -113,7 +113,7 @@ class TensorBoardSink:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        folder, suffix = Path(folder), f".{secrets.token_hex(16)}"  # a name that nobody can have put there before
+        folder, suffix = Path(folder), f".{secrets.token_hex(16)}"  # a name that cannot be there already
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folders.check_target(folder.parent, f"{folder.name}/events.out.tfevents")
         self.name = "tensorboard"
@@ -133,7 +133,7 @@ class TensorBoardSink:
 
 
 class Sinks:
-    """Several sinks as one, each on its own thread: one that is blocked or broken does not concern the others.
+    """Several sinks as one, each on its own thread: one that is blocked or broken does not affect the others.
 
     For one producer, the thread of the learner. A record belongs to the sinks once it is written: it must not change.
     """
@@ -152,8 +152,8 @@ class Sinks:
         if tensorboard or (tensorboard is None and tensorboard_installed()):
             try:
                 sinks.append(TensorBoardSink(Path(folder) / "tensorboard"))
-            except OSError as error:  # a viewer's trouble is not the run's
-                warnings.warn(f"no TensorBoard events, training goes on without: {error}", stacklevel=2)
+            except OSError as error:  # TensorBoard must not stop a run
+                warnings.warn(f"no TensorBoard events, training continues without: {error}", stacklevel=2)
         return cls(sinks)
 
     @property

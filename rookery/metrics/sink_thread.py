@@ -1,10 +1,10 @@
-"""One sink on a thread of its own: the learner hands a record over and goes on.
+"""One sink on a separate thread: the learner hands a record over and continues.
 
 The queue is bounded. While the sink is blocked, by a slow disk or a file server that is gone, the newest records wait;
 older ones are discarded and counted. Closing has a deadline: a sink that is still blocked then is abandoned. Its thread
 is a daemon and holds no lock that the end of the interpreter asks for, so the process can exit.
 
-Handing over takes no lock and wakes nobody: the thread looks into the queue by itself, a few times a second. On a busy
+Handing over takes no lock and wakes no thread: the sink thread polls the queue a few times a second. On a busy
 machine, waking a thread costs the one that wakes it milliseconds, because the woken one takes its place.
 
 This is no pool and no retry logic: a sink that can try again (`JsonlSink`) does that by itself.
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 LIMIT = 10_000  # records that wait; about three hours at one per second
-LOOK = 0.2  # seconds between two looks into the queue
+LOOK = 0.2  # seconds between two polls of the queue
 
 
 class SinkThread:
@@ -33,14 +33,14 @@ class SinkThread:
         self.failures = 0
         self._streak = 0  # failures in a row
         self._offered = self._written = 0  # records
-        self._in_hand = False  # the sink has one and has not come back yet
+        self._in_hand = False  # the sink is writing one
         self._why = ""  # the last failure
         self._waiting: deque[Any] = deque(maxlen=limit)
         self._closing, self._abandoned = threading.Event(), False
         self._thread: threading.Thread | None = None
 
     def put(self, record: Any) -> None:
-        """Takes microseconds. The record is encoded later, on the thread: nobody may change it from now on."""
+        """Takes microseconds. The record is encoded later, on the thread: it must not be changed from now on."""
         self._offered += 1
         if not self._closing.is_set():
             self._waiting.append(record)  # discards the oldest if the queue is full
@@ -99,12 +99,12 @@ class SinkThread:
     def _try(self, call: Callable[..., None], *args: Any) -> bool:
         try:
             call(*args)
-        except Exception as error:  # a viewer's trouble is not the run's
+        except Exception as error:  # a sink must not stop a run
             self.failures += 1
             self._streak += 1
             self._why = f"{type(error).__name__}: {error}"
             if self.failures == 1:
                 with contextlib.suppress(Warning):  # a filter may turn it into an exception: not in this thread
-                    warnings.warn(f"{type(self.sink).__name__} failed, training goes on: {self._why}", stacklevel=2)
+                    warnings.warn(f"{type(self.sink).__name__} failed, training continues: {self._why}", stacklevel=2)
             return False
         return True

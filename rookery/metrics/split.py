@@ -1,12 +1,11 @@
 """Where the time goes: seconds per stage, as shares of the wall clock, and one line of advice drawn from them.
 
-The stages are fixed, so that every run, every topology and every plot speak of the same six. Measuring costs two clock
+The stages are fixed, so that every run, topology and plot has the same six. Measuring costs two clock
 reads per stage and allocates nothing; it is always on. This file is arithmetic: it starts no thread and reads no file.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 
@@ -30,11 +29,6 @@ class Split:
 
     def add(self, name: str, seconds: float) -> None:
         self.seconds[name] += seconds
-
-    def take(self) -> dict[str, float]:
-        """The seconds since the last call, and start again from zero."""
-        taken, self.seconds = self.seconds, dict.fromkeys(STAGES, 0.0)
-        return taken
 
     def shares(self, wall: float) -> dict[str, float]:
         return shares(self.seconds, wall)
@@ -70,13 +64,12 @@ def shares(seconds: Mapping[str, float], wall: float) -> dict[str, float]:
     return {name: value / total for name, value in known.items()}
 
 
-def advice(shares: Mapping[str, float], config: RunConfig, cores: int | None = None) -> str:
+def advice(shares: Mapping[str, float], config: RunConfig, cores: int) -> str:
     """What limits the run and what to try, in one line; empty as long as nothing was measured."""
     known = {name: share for name, share in shares.items() if name in STAGES and share and share > 0}
     if not known:
         return ""
     limit = max(known, key=lambda name: known[name])
-    cores = cores or _cores()
     verb = "limits the run" if known[limit] >= 0.4 else "takes the largest share"
     return f"{_WORDS[limit]} {verb} ({known[limit]:.0%}): try {_remedy(limit, config, cores)}"
 
@@ -108,11 +101,6 @@ def _remedy(limit: str, config: RunConfig, cores: int) -> str:
         case "wait":
             return f"--envs-per-actor {2 * lanes} (slow and fast environments even out)"
     return "a profiler, such as py-spy: the measured stages are not the cause"
-
-
-def _cores() -> int:
-    """Cores this process may use, which in a container or a batch job are fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _WORDS = {

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
-
-from rookery.core.types import Episode
 
 
 class ReturnWindow:
@@ -24,10 +22,6 @@ class ReturnWindow:
         self._returns.append(float(total))
         self._lengths.append(int(length))
         self.episodes += 1
-
-    def extend(self, episodes: Iterable[Episode]) -> None:
-        for episode in episodes:
-            self.add(episode.total, episode.length)
 
     def __len__(self) -> int:
         """Episodes in the window."""
@@ -52,15 +46,6 @@ class ReturnWindow:
     @property
     def length_mean(self) -> float | None:
         return _mean(self._lengths)
-
-    def summary(self) -> dict[str, Any]:
-        """The window as a metrics record carries it; null before the first episode."""
-        return {
-            "episodes": self.episodes,
-            "return_mean": self.return_mean,
-            "return_std": self.return_std,
-            "length_mean": self.length_mean,
-        }
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -2,7 +2,7 @@
 (D4PG, Barth-Maron et al. 2018, arXiv:1804.08617, appendix A).
 
 Both are moved by the Bellman operator, z -> reward + discount * z, and compared with a prediction by cross-entropy.
-`discount` is data, 0 where an episode terminated: nothing here knows of gamma or of episode ends. Inputs are finite.
+`discount` is data, 0 where an episode terminated: gamma and episode ends are not handled here. Inputs are finite.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Mixture(NamedTuple):
 
     log_weight: Tensor  # [N, K] normalised
     mean: Tensor  # [N, K]
-    std: Tensor  # [N, K] above 0: who makes it sets a floor, for a density is unbounded where deviations vanish
+    std: Tensor  # [N, K] above 0: the caller sets a floor, since a density is unbounded where deviations vanish
 
 
 def mixture_mean(mixture: Mixture) -> Tensor:
@@ -103,8 +103,8 @@ def stratified_normal(uniform: Tensor) -> Tensor:
 def mixture_points(mixture: Mixture, reward: Tensor, discount: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
     """The distribution of reward + discount * z as weighted points, two tensors [N, K * P].
 
-    Each component is represented by P points, its own share of `normal` [N, P]. They must be drawn anew for every
-    target: a mixture fitted to the same points again and again becomes needles on them. Where discount is 0 all
+    Each component is represented by P points, its own share of `normal` [N, P]. They must be new draws for every
+    target: a mixture fitted to the same points again and again collapses onto them. Where discount is 0 all
     points coincide with the reward.
     """
     assert mixture.mean.shape[:1] == reward.shape == discount.shape, (mixture.mean.shape, reward.shape, discount.shape)

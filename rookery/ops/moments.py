@@ -1,6 +1,6 @@
 """Count, mean and squared deviation of weighted samples, in float64, mergeable over batches, time and ranks.
 
-Merging: Chan, Golub & LeVeque 1979. Averaging the means and variances of unequal parts is the mistake this file is for.
+Merging: Chan, Golub & LeVeque 1979. Averaging the means and variances of parts of unequal size would be wrong.
 It keeps no state: a running normaliser is a `Moments` that its owner replaces.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Moments(NamedTuple):
-    count: Tensor  # [] sum of weights
+    count: Tensor  # type: ignore[assignment]  # [] sum of weights; hides tuple.count
     mean: Tensor  # [...] per feature
     m2: Tensor  # [...] weighted sum of squared deviations from the mean
 

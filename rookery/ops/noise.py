@@ -1,6 +1,6 @@
 """Noise added to continuous actions: independent (Ape-X, D4PG) or with a memory (DDPG), and its spread over many lanes.
 
-Whose noise it is, when it is forgotten and that actions stay within bounds is the caller's affair.
+The caller keeps the state per environment, resets it, and keeps actions within bounds.
 """
 
 from __future__ import annotations

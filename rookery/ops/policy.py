@@ -41,7 +41,7 @@ class _ClippedSurrogate(torch.autograd.Function):
     """In closed form: small networks spend more time in autograd's bookkeeping than in arithmetic."""
 
     @staticmethod
-    def forward(ctx: Any, new_logp: Tensor, logp: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
+    def forward(ctx: Any, new_logp: Tensor, logp: Tensor, advantage: Tensor, clip: Any) -> Tensor:
         ratio = (new_logp - logp).exp_()
         gain = ratio * advantage
         clipped = ratio.clamp_(1 - clip, 1 + clip).mul_(advantage)
@@ -95,7 +95,7 @@ class _CategoricalLogpEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         logp = logits.log_softmax(-1)
         probability = logp.exp()
-        # A forbidden action has p = 0 and log p = -inf: 0 · -inf shall be 0.
+        # A forbidden action has p = 0 and log p = -inf: 0 · -inf must give 0.
         weighted = probability * logp.clamp(min=torch.finfo(logp.dtype).min)
         entropy = weighted.sum(-1).neg_()
         index = action.unsqueeze(-1)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-MAX_BYTES = 1 << 28  # of one message: more is a mistake, or a peer that has lost its mind
+MAX_BYTES = 1 << 28  # of one message: a larger one is a mistake or a corrupt stream
 _HEAD = struct.Struct("<I")
 _CHUNK = 1 << 16
 
@@ -28,11 +28,11 @@ _decoder = msgspec.msgpack.Decoder()
 
 
 class ChannelClosed(ConnectionError):
-    """The peer is gone (or talks nonsense): nothing more will come."""
+    """The peer is gone, or sent what is not a message: nothing more can be received."""
 
 
 class ChannelTimeout(TimeoutError):
-    """The peer did not answer, or did not listen, before the deadline."""
+    """The peer did not send, or did not receive, before the deadline."""
 
 
 class Channel:
@@ -59,7 +59,7 @@ class Channel:
     def send(self, message: dict[str, Any], timeout: float) -> None:
         """Hand the message to the kernel, whole.
 
-        While the peer does not listen, what it says is taken in, so that two talkers cannot wait for each other. A
+        While the peer does not read, its messages are received, so that two senders cannot block each other. A
         message that the deadline cut in two ends the sending side: later sends raise ChannelClosed.
         """
         if self._torn or self.fileno() < 0:
@@ -108,7 +108,7 @@ class Channel:
         return message
 
     def poll(self) -> bool:
-        """Whether recv would come back at once: with a message, or with the news that there will be none."""
+        """Whether recv would come back at once: with a message, or with ChannelClosed."""
         while not self._whole() and not self._ended:
             if not self._fill():
                 return False
@@ -254,14 +254,14 @@ def unpack_tree(packed: Any) -> Any:
         if packed.code == _INTEGER:
             return int.from_bytes(packed.data, "little", signed=True)
         if packed.code == _ARRAY:
-            return _unpack_array(packed.data)
+            return _unpack_array(packed)
         raise ValueError(f"unknown extension {packed.code} in a tree")
     return packed
 
 
-def _unpack_array(body: bytes) -> np.ndarray:
+def _unpack_array(packed: msgspec.msgpack.Ext) -> np.ndarray:
     try:
-        dtype, shape, data = msgspec.msgpack.decode(body, type=tuple[str, tuple[int, ...], bytes])
+        dtype, shape, data = msgspec.msgpack.decode(packed.data, type=tuple[str, tuple[int, ...], bytes])
         kind = np.dtype(dtype)
         if kind.kind not in _KINDS or any(n < 0 for n in shape):
             raise ValueError(f"{dtype}{list(shape)}")

@@ -1,11 +1,11 @@
-"""Shared memory of one run: anonymous segments, and the three things that live in them.
+"""Shared memory of one run: anonymous segments, and the three structures in them.
 
 `Slots` hold unrolls while they travel from an actor to the learner, `WeightBoard` holds the newest weights, `Pulse`
 holds one heartbeat per worker. Numbers of slots travel over a channel; the data does not.
 
 A segment is a memory file without a name, handed to a child as an open descriptor: no other user can open it, and it
-is gone with the last process that holds it, however that process ends. Nothing here waits for a peer, decides who may
-write, or knows what an unroll is.
+is gone with the last process that holds it, however that process ends. Nothing here waits for a peer or decides who may
+write; the layout is given by the caller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import tempfile
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -50,7 +50,7 @@ class Segment:
 
     `reserve` gives a descriptor to start children with before the size is known, `allocate` the memory behind it;
     `create` is both. Arrays made of it keep the mapping alive: `close` gives up our descriptor and our reference, and
-    the memory goes when the last array goes. It is therefore safe at any time, with arrays in use or without.
+    the memory is freed with the last array. It is therefore safe at any time, with arrays in use or without.
     """
 
     def __init__(self, fd: int, name: str):
@@ -74,7 +74,7 @@ class Segment:
             raise StorageError(f"shared memory for {name}: the system refuses: {error}") from error
 
     def allocate(self, size: int, machine: Machine | None = None) -> None:
-        """Get `size` bytes of zeros, once; or say now what is missing instead of dying of SIGBUS later."""
+        """Get `size` bytes of zeros, once; or raise now with what is missing, instead of SIGBUS later."""
         if size <= 0 or self.size:
             raise ValueError(f"shared memory for {self.name}: cannot become {size} bytes, is {self.size}")
         have, source = (machine or Machine()).memory(shared=True)
@@ -109,13 +109,13 @@ class Segment:
             return np.empty(shape, dtype)
         return np.frombuffer(self.buffer, dtype, count, offset).reshape(shape)
 
-    def words(self, code: str, count: int, offset: int = 0) -> memoryview:
-        """8-byte words ("q" integers, "d" floats) as Python numbers: the quickest way to touch a single one."""
+    def words(self, code: Literal["q", "d"], count: int) -> memoryview[Any]:
+        """The first 8-byte words ("q" integers, "d" floats) as Python numbers: the quickest access to a single one."""
         if self.buffer is None:
             raise ValueError(f"shared memory for {self.name} is closed, or was never allocated")
-        if offset % 8 or offset < 0 or offset + 8 * count > self.size:
-            raise ValueError(f"{count} words at {offset} do not fit a segment of {self.size} bytes")
-        return memoryview(self.buffer)[offset : offset + 8 * count].cast(code)
+        if 8 * count > self.size:
+            raise ValueError(f"{count} words do not fit a segment of {self.size} bytes")
+        return memoryview(self.buffer)[: 8 * count].cast(code)
 
     def close(self) -> None:
         # The map is dropped, not closed: closing it under an array would be a BufferError at best.
@@ -134,7 +134,7 @@ def _anonymous_file(name: str) -> int:
         fd = os.memfd_create(f"rookery-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.fchmod(fd, 0o600)
         return fd
-    with tempfile.TemporaryFile(prefix="rookery-") as file:  # mode 0600, unlinked before anybody can see it
+    with tempfile.TemporaryFile(prefix="rookery-") as file:  # mode 0600, unlinked before another process can open it
         return os.dup(file.fileno())
 
 
@@ -146,7 +146,7 @@ def _allocate(fd: int, size: int) -> None:
     with contextlib.suppress(ImportError, AttributeError, OSError):  # a temporary file cannot be sealed
         import fcntl
 
-        # Nobody can shrink it, not even by mistake: a mapped page stays a page.
+        # The seal forbids shrinking: a mapped page stays valid.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
@@ -201,12 +201,10 @@ class Slots:
 
     FREE, WRITING, FULL = 0, 1, 2
 
-    def __init__(self, segment: Segment, layout: Layout | dict[str, Any], offset: int = 0):
-        if offset % LINE:
-            raise ValueError(f"slots must start on a multiple of {LINE} bytes, not at {offset}")
+    def __init__(self, segment: Segment, layout: Layout | dict[str, Any]):
         layout = msgspec.convert(layout, Layout)  # as it came in a message
-        self._header = segment.words("q", layout.count * _WORDS, offset)
-        start = offset + layout.count * LINE
+        self._header = segment.words("q", layout.count * _WORDS)
+        start = layout.count * LINE
         self._arrays: list[dict[str, np.ndarray]] = [
             {
                 name: segment.array(field.shape, field.dtype, start + slot * layout.stride + field.offset)
@@ -287,15 +285,11 @@ class WeightBoard:
 
     _LATEST, _VERSION, _BEGIN, _STAMP, _FLOATS = 0, 1, 2, 4, 6  # words; versions are stored plus one: 0 is "none"
 
-    def __init__(self, segment: Segment, floats: int | None = None, offset: int = 0):
-        """Without `floats` the board takes the rest of the segment, and the first vector decides on the length."""
-        if offset % LINE:
-            raise ValueError(f"the board must start on a multiple of {LINE} bytes, not at {offset}")
-        self._header = segment.words("q", _WORDS, offset)
-        start = offset + LINE
-        stride = (segment.size - start) // (2 * LINE) * LINE if floats is None else aligned(4 * floats)
-        self._exact = floats
-        self._room = [segment.array((stride // 4,), "float32", start + side * stride) for side in (0, 1)]
+    def __init__(self, segment: Segment):
+        """The board takes the whole segment; the first vector decides on the length."""
+        self._header = segment.words("q", _WORDS)
+        stride = (segment.size - LINE) // (2 * LINE) * LINE
+        self._room = [segment.array((stride // 4,), "float32", LINE + side * stride) for side in (0, 1)]
 
     @staticmethod
     def size(floats: int) -> int:
@@ -307,7 +301,7 @@ class WeightBoard:
         return self._header[self._VERSION] - 1
 
     def publish(self, vector: np.ndarray, version: int) -> None:
-        self._check(vector, self._exact or self._header[self._FLOATS])
+        self._check(vector, self._header[self._FLOATS])
         if version <= self.version():
             raise ValueError(f"version {version} does not follow version {self.version()}")
         header = self._header
@@ -359,11 +353,11 @@ class Pulse:
     `time.monotonic` is one clock for all processes of a machine, so that the parent compares with its own.
     """
 
-    def __init__(self, segment: Segment, workers: int | None = None, offset: int = 0):
-        """Without `workers` there is room for as many as the rest of the segment holds."""
-        workers = (segment.size - offset) // LINE if workers is None else workers
-        self._at = segment.words("d", workers * _WORDS, offset)
-        self._steps = segment.words("q", workers * _WORDS, offset)
+    def __init__(self, segment: Segment):
+        """For as many workers as the segment holds."""
+        workers = segment.size // LINE
+        self._at = segment.words("d", workers * _WORDS)
+        self._steps = segment.words("q", workers * _WORDS)
 
     @staticmethod
     def size(workers: int) -> int:

@@ -41,8 +41,8 @@ def evaluate(
 ) -> Evaluation:
     """Play at least `episodes` episodes (the next multiple of the lanes), greedily or as in training.
 
-    A share `epsilon` of the actions is drawn at random, as the papers on Atari do: a deterministic game is then no
-    memorised sequence, and a greedy policy that does nothing for ever gets away.
+    A share `epsilon` of the actions is drawn at random, as the papers on Atari do: a deterministic game cannot
+    be solved by a memorised sequence, and a greedy policy that does nothing does not get stuck.
     """
     if not 0.0 <= epsilon <= 1.0:
         raise UsageError(f"epsilon is {epsilon:g}; it is a share of the actions, from 0 to 1")
@@ -51,7 +51,7 @@ def evaluate(
         raise UsageError(f"epsilon is for discrete actions and {policy.spec.id} has a Box; leave it out")
     policy.check_fits(lanes.spec)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as actors do: a handful of rows is not worth sharing out
+    torch.set_num_threads(1)  # as actors do: too few rows for several threads
     try:
         return _evaluate(policy, lanes, episodes, seed, greedy, epsilon)
     except LaneFault as fault:
@@ -78,7 +78,7 @@ def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bo
         obs, reward, terminated, truncated = lanes.step(action)
         total += reward
         length += live
-        if not live.all():  # the row after an end was a reset: memory starts anew
+        if not live.all():  # the row after an end was a reset: the recurrent state is zeroed
             keep = torch.from_numpy(live)
             state = tree.map(lambda x: x * keep.view(-1, *[1] * (x.dim() - 1)), state)  # noqa: B023
         ends = terminated | truncated
@@ -98,7 +98,7 @@ def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bo
 
 
 def _mixed(action: np.ndarray, epsilon: float, spec: ActionSpec, dice: np.random.Generator) -> np.ndarray:
-    """Actions [B, *shape], each drawn anew with probability epsilon, uniformly."""
-    anew = dice.random(len(action)) < epsilon
+    """Actions [B, *shape], each replaced with probability epsilon by a uniform draw."""
+    random = dice.random(len(action)) < epsilon
     drawn = dice.integers(0, np.reshape(spec.choices, spec.shape), action.shape)
-    return np.where(anew.reshape(-1, *[1] * len(spec.shape)), drawn, action)
+    return np.where(random.reshape(-1, *[1] * len(spec.shape)), drawn, action)

@@ -1,4 +1,4 @@
-"""A trained policy, ready to act: what a run learnt, without the run.
+"""A trained policy, loaded from a checkpoint, ready to act.
 
     policy = rookery.load("runs/a")
     state = None
@@ -131,7 +131,7 @@ def load(
 ) -> Policy:
     """The policy of a run folder (its newest complete checkpoint, or which="best") or of one checkpoint folder.
 
-    `tell` hears if that is another checkpoint than was asked for, and why; so do the policy's `notes`.
+    `tell` is called with a message if another checkpoint than the requested one is used; `notes` has it too.
     """
     path = folders.real(path)
     run = path if folders.exists(path, "config.json") else path.parent.parent

@@ -1,4 +1,4 @@
-"""Films of a policy at play: frames stream to ffmpeg one by one, so that memory does not grow with the film.
+"""Videos of a policy: frames stream to ffmpeg one by one, so that memory does not grow with the length of the video.
 
 The policy sees what it saw in training: the environment is stepped through the same lane as everywhere else, and only
 its picture is taken besides. Atari shows the real screen in colour, one picture per decision.
@@ -37,7 +37,7 @@ class Recording:
     path: Path
     fps: float
     frames: int = 0
-    returns: list[float] = field(default_factory=list)  # of the episodes that were filmed
+    returns: list[float] = field(default_factory=list)  # of the recorded episodes
     note: str = ""
 
 
@@ -45,7 +45,7 @@ def record(
     policy: Policy, config: RunConfig, out: str | Path, episodes: int = 1, seed: int = 7, fps: float = 0.0,
     max_steps: int = 10_000, greedy: bool = True, within: Path | None = None,
 ) -> Recording:  # fmt: skip
-    """Play whole episodes and film them. `fps` 0: as the environment says. LaneFault if the environment fails.
+    """Play whole episodes and record them. `fps` 0: as the environment says. LaneFault if the environment fails.
 
     `within`: `out` is the name of a file in a run folder.
     """
@@ -53,10 +53,10 @@ def record(
         _check_target(within, str(out))
     out = Path(out) if within is None else Path(within, out)
     if out.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{out}: a film ends in {', '.join(SUFFIXES)}")
-    _writer()  # before the environment is made: a missing package is said at once
+        raise UsageError(f"{out}: a video file ends in {', '.join(SUFFIXES)}")
+    _writer()  # before the environment is made, so that a missing package is reported first
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures are drawn in memory: no display is asked for
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures are drawn in memory, without a display
     env = make_single(config, render_mode="rgb_array")
     lanes: Lanes = SyncLanes(config.env, [env])
     if config.net.feed_last:
@@ -82,7 +82,7 @@ def record(
 def _episode(
     policy: Policy, lanes: Lanes, env: Any, film: Film, seed: int, rng: torch.Generator | None, max_steps: int
 ) -> tuple[float, bool]:
-    """Film one episode: its return, and whether it came to its end."""
+    """Record one episode: its return, and whether it ended."""
     obs, state, total = lanes.reset([seed]), policy.initial_state(1), 0.0
     film.add(env.render())
     for _ in range(max_steps):
@@ -107,7 +107,7 @@ class Film:
         picture = np.asarray(picture)
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
             raise EnvError(
-                f"render() returned {picture.dtype} of shape {picture.shape}; a film needs uint8 (height, width, 3): "
+                f"render() returned {picture.dtype} of shape {picture.shape}; a video needs uint8 (height, width, 3): "
                 "give the environment render_mode 'rgb_array'"
             )
         if self._writer is None:
@@ -119,7 +119,7 @@ class Film:
             )  # fmt: skip
             self._writer.send(None)
         if picture.shape != self._shape:
-            raise EnvError(f"render() changed its size from {self._shape} to {picture.shape} in mid-film")
+            raise EnvError(f"render() changed its size from {self._shape} to {picture.shape} during the recording")
         try:
             self._writer.send(_frame(picture))
         except OSError as error:
@@ -133,7 +133,7 @@ class Film:
 
 @contextmanager
 def _film(out: Path, fps: float) -> Iterator[Film]:
-    """A film under a temporary name that takes its own name when it is complete."""
+    """A video under a temporary name, renamed when it is complete."""
     temporary = out.with_name(f".{out.stem}-{secrets.token_hex(16)}.part{out.suffix}")
     film = Film(temporary, fps)
     try:
@@ -143,7 +143,7 @@ def _film(out: Path, fps: float) -> Iterator[Film]:
         finally:
             film.close()
         if not temporary.exists() or temporary.stat().st_size == 0:
-            raise StorageError(f"cannot write {out}: ffmpeg left no film; is the disk full?")
+            raise StorageError(f"cannot write {out}: ffmpeg wrote no video; is the disk full?")
         os.replace(temporary, out)
     except OSError as error:
         raise StorageError(f"cannot write {out}: {error}") from error
@@ -160,7 +160,7 @@ def _check_target(within: Path, name: str) -> None:
 
 
 def _frame(picture: np.ndarray) -> np.ndarray:
-    """Large enough to look at, with even sides as the codec wants them."""
+    """Enlarged if small, with even sides as the codec requires."""
     factor = math.ceil(SMALLEST / min(picture.shape[:2]))
     if factor > 1:
         picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
@@ -174,5 +174,5 @@ def _writer() -> Any:
     try:
         from imageio_ffmpeg import write_frames
     except ImportError as error:
-        raise UsageError("films need ffmpeg: pip install 'rookery[video]'") from error
+        raise UsageError("recording needs ffmpeg: pip install 'rookery[video]'") from error
     return write_frames

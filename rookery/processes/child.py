@@ -1,7 +1,7 @@
 """The child's side of `worker.py`: how a process becomes a worker, and how its errors reach the parent.
 
 A worker module calls `serve(body)` and nothing else. `assigned` is for a body that can also be started as a spare: it
-loads its libraries first, and is told later whom to replace.
+loads its libraries first; which worker it replaces is sent later.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rookery.pipes.channel import Channel, ChannelClosed
 from rookery.processes.signals import CODES
 from rookery.processes.worker_log import open_to_append
 
-# The parent decides when a child ends; Ctrl-C and batch systems signal everybody.
+# The parent decides when a child ends; Ctrl-C and batch systems signal every process.
 DEAF = frozenset(CODES)
-IDLE = 3600.0  # seconds without a word from the parent; its death closes the channel at once
+IDLE = 3600.0  # seconds without a message from the parent; its end closes the channel at once
 
 Body = Callable[[Channel, dict[str, Any], dict[str, int]], None]
 
@@ -44,7 +44,7 @@ def serve(body: Body) -> None:
         body(channel, message, fds)
     except NotNeeded:
         return
-    except ChannelClosed:  # the parent is gone: nobody to tell
+    except ChannelClosed:  # the parent is gone: no one to report to
         os._exit(1)
     except BaseException as error:
         report_failure(channel, error)
@@ -59,7 +59,7 @@ def child_entry(timeout: float = 60.0) -> tuple[Channel, dict[str, Any], dict[st
         faulthandler.enable(all_threads=True)
     for number in DEAF:
         # A handler that does nothing, and not SIG_IGN, which the programs an environment starts would inherit.
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup, where these shall ignore it too
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup, where these must ignore it too
             signal.signal(number, _deaf)
             signal.siginterrupt(number, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DEAF)
@@ -128,7 +128,7 @@ def _deaf(number: int, frame: object) -> None:
 
 
 def _become_ordinary(channel: Channel) -> None:
-    """In a process that an environment forks: hear signals again, let go of the channel."""
+    """In a process that an environment forks: restore signal handling, close the channel."""
     channel.close()
     for number in DEAF:
         if signal.getsignal(number) is _deaf:

@@ -1,4 +1,4 @@
-"""How the end of a worker reads: in its own words where it has said any, else as what was seen of it."""
+"""The error of a worker that ended: its own message if it sent one, else what the parent observed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rookery.processes.worker import ABORT_WAIT, Worker
 
 
 class Lost(Exception):
-    """A worker cannot go on. `error()` says why, and may be called once the worker has ended: then its log is complete.
+    """A worker cannot continue. `error()` says why; call it once the worker has ended: then its log is complete.
 
     `patience`: seconds for it to end by itself before it is aborted, so that it can end with its own exit code.
     """
@@ -25,7 +25,7 @@ class Lost(Exception):
 
 
 def told(message: dict[str, Any]) -> RookeryError | Lost:
-    """A worker's failure as the error it was over there; Lost if another worker may do better."""
+    """A worker's failure as the error it raised; Lost if a replacement may succeed."""
     kind = {2: UsageError, 5: NumericError, 6: CheckpointError, 7: StorageError}.get(message["exit_code"])
     if kind is not None:
         return kind(message["error"])

@@ -1,8 +1,8 @@
 """Faults on purpose: "actor[1]@env_step=137:sigkill;learner@update=7:nan".
 
-The victim asks at each count whether its hour has come, and strikes itself at an exact logical moment: no killer
+The process itself checks at each count whether a fault is due, and triggers it at an exact logical time: no killer
 process, no race, the same fault at the same place in every run. Meant for tests of Rookery, and of your own
-environments and clusters. What happens afterwards is the supervisor's affair.
+environments and clusters. The supervisor handles what happens afterwards.
 """
 
 from __future__ import annotations

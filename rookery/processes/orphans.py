@@ -2,7 +2,7 @@
 
 Processes are found by a mark: the soft limit RLIMIT_LOCKS. Linux stopped enforcing that limit in 2.4.25, but every
 process still has it, and hands it on to all descendants: through fork, exec, setsid, a double fork, an empty process
-environment and closed descriptors. No tree has to be walked, and a parent that is gone is not missed. A process can
+environment and closed descriptors. No process tree has to be walked, and a parent may have ended. A process can
 remove its own mark; this is not a sandbox.
 
 A mark is 2^62, plus 46 random bits that name the trainer's process (its family), plus a number for one worker of it.
@@ -29,7 +29,7 @@ from typing import ParamSpec, TypeVar
 try:
     import resource
 except ImportError:  # Windows
-    resource = None
+    resource = None  # type: ignore[assignment]
 
 P, T = ParamSpec("P"), TypeVar("T")
 
@@ -40,12 +40,12 @@ GONE = 2.0  # seconds for the kernel to end what was killed
 _mutex = threading.Lock()
 _family: tuple[int, int] = (0, 0)  # process, and the first mark of its family
 _numbers: Iterator[int] = iter(())
-_here: list[int] = []  # marks that this process itself wears; the last one counts
+_here: list[int] = []  # marks of this process itself; the last one counts
 _bare: tuple[int, int] | None = None  # its limit without any
 
 
 def new_mark() -> int:
-    """A mark that nobody has."""
+    """A mark that no process has."""
     global _family, _numbers
     with _mutex:
         if _family[0] != os.getpid():  # the first one, or we were forked
@@ -65,9 +65,9 @@ def put_mark(pid: int) -> int | None:
 
 
 def end_marked(marks: Iterable[int | None] | range, seconds: float = 0.0) -> bool:
-    """Kill all processes that wear one of these marks, except this one; wait so long for their end. Whether all ended.
+    """Kill all processes that have one of these marks, except this one; wait so long for their end. Whether all ended.
 
-    A process that was sent SIGKILL cannot fork any more. So, once a look at all processes finds nobody new, nobody new
+    A process that was sent SIGKILL cannot fork any more. So, once a scan of all processes finds no new one, no new one
     can appear.
     """
     wanted = marks if isinstance(marks, range) else frozenset(marks) - {None}
@@ -121,7 +121,7 @@ class MarkedHere:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if os.getpid() == self._pid:  # and not a child that an environment has forked, on its way out
+        if os.getpid() == self._pid:  # and not a child that an environment has forked and that now exits
             _wear(remove=self._mark)
             with contextlib.suppress(OSError):  # no descriptor is left to look with: the guard finds them later
                 end_marked([self._mark], GONE)
@@ -172,7 +172,7 @@ def _start_guard() -> subprocess.Popen | None:
         return None
     family = new_mark() // _NUMBERS * _NUMBERS
     command = [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), str(family)]
-    # It inherits the blocked signals: batch systems signal everybody, and it is needed when everybody else has ended.
+    # It inherits the blocked signals: batch systems signal every process, and it is needed when all others have ended.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         quiet = subprocess.DEVNULL

@@ -1,6 +1,6 @@
-"""Descriptors kept back for the moment when there are no others: an environment that leaks them takes all there are.
+"""Descriptors kept in reserve, for when an environment has leaked all others.
 
-A checkpoint needs a few. Without this reserve a run that ends for want of descriptors could not save what it learnt.
+A checkpoint needs a few. Without this reserve a run that has no descriptors left could not save it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP from the first line of a command to the last: the first asks, the second insists.
+"""Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP during a whole command: the first requests shutdown, the second exits.
 
-The first signal only sets `requested`: the loop finishes the update in hand, writes a checkpoint and exits with that
+The first signal only sets `requested`: the loop finishes the current update, writes a checkpoint and exits with that
 code. The second kills the workers and exits at once. Nothing is raised into the middle of a computation; only before
-the run begins, around work that looks at no clock (`interruptible`), a request ends that work.
+the run begins, around work without a deadline (`interruptible`), a request ends that work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CODES = {signal.SIGINT: INTERRUPT, signal.SIGTERM: REQUEUE}
 for name in ("SIGUSR1", "SIGHUP"):
     if hasattr(signal, name):
         CODES[signal.Signals[name]] = REQUEUE
-# A background job of a shell ignores Ctrl-C, one under nohup SIGHUP, and both shall go on doing so.
+# A background job of a shell ignores Ctrl-C, one under nohup SIGHUP, and both must keep doing so.
 MAY_BE_IGNORED = {getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)}
 
 # `timeout` and batch systems signal a process and then its whole group: the same signal twice, one request.
@@ -38,7 +38,7 @@ class Stopped(RookeryError):
 
 
 class _Leave(KeyboardInterrupt):
-    """Raised into what is `interruptible`; no `except Exception` of an environment takes it for its own."""
+    """Raised into what is `interruptible`; not caught by an environment's `except Exception`."""
 
 
 class Signals:
@@ -120,10 +120,10 @@ class Signals:
 
     @contextlib.contextmanager
     def interruptible(self, patience: float) -> Iterator[None]:
-        """Around work before a run begins that looks at no clock, such as an environment's constructor.
+        """Around work before a run begins that has no deadline, such as an environment's constructor.
 
         Ctrl-C ends it at once, another request after `patience` seconds: `Stopped` is raised. Code that is stuck in a
-        call outside Python hears nothing.
+        call outside Python is not interrupted.
         """
         old = signal.getsignal(signal.SIGALRM)
         try:
@@ -168,7 +168,7 @@ def ended(code: int) -> None:
 
 
 class Patience:
-    """Time for one wait, or for several that share it: `seconds`, and `hurried` ones once the user wants to leave.
+    """Time for one wait, or for several that share it: `seconds`, and `hurried` ones once shutdown was requested.
 
     Those count from the request; from `since`, if that is later.
     """

@@ -1,7 +1,7 @@
 """One process with its libraries loaded and nothing to do, so that a worker can be replaced without waiting for torch.
 
 It is started some seconds after the workers, so that short runs do not pay for it, and again some seconds after it was
-used. It has made no environment. One that dies is replaced without a word, a few times; then the crew does without.
+used. It has made no environment. One that dies is replaced silently, a few times; then the crew works without a spare.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """One thread budget for all processes of a run.
 
-Every process that believes it has the machine for itself starts a thread per core; eight of them on eight cores are
-slower than one. So: children compute with one thread, and the learner with as many as the actors leave it.
+By default every process starts a thread per core; eight processes with eight threads each on eight cores are slower
+than one. So: children compute with one thread, and the learner with as many as the actors leave it.
 Acting always uses one torch thread, also in the serial topology: sums taken in another order round differently, and
 serial and local are to agree bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from rookery.core.config import RunConfig
@@ -48,10 +46,7 @@ def limit_child_env() -> dict[str, str]:
 
 
 class Threads:
-    """Switches torch between acting and learning. The number belongs to the calling thread: use it where you compute.
-
-    `threads.acting()` lasts until the next switch; `with threads.acting():` until the end of the block.
-    """
+    """Switches torch between acting and learning. The number is one of the calling thread: use it where you compute."""
 
     def __init__(self, config: RunConfig, synchronous: bool = True):
         import torch  # not at the top: the supervisor of children must not pay for it
@@ -61,17 +56,17 @@ class Threads:
         self.share(synchronous)
 
     def share(self, synchronous: bool) -> None:
-        """Divide the cores anew: actors that never wait for the learner leave it fewer."""
+        """Divide the cores again: asynchronous actors leave the learner fewer."""
         config = self._config
         self.budget = budget(config.threads or available_cores(), config.actors, config.topology, synchronous)
         if self._small:
             self.budget = Budget(self.budget.acting, 1)
 
-    def acting(self) -> AbstractContextManager[None]:
-        return self._switch(self.budget.acting)
+    def acting(self) -> None:
+        self._use(self.budget.acting)
 
-    def learning(self) -> AbstractContextManager[None]:
-        return self._switch(self.budget.learning)
+    def learning(self) -> None:
+        self._use(self.budget.learning)
 
     def fit(self, work: float) -> None:
         """Learn with one thread if a minibatch (`work` in multiply-adds) is too small to be worth sharing out."""
@@ -80,25 +75,9 @@ class Threads:
             self.budget = Budget(self.budget.acting, 1)
 
     def restore(self) -> None:
-        """As it was before us: the process may go on with other work."""
+        """Set the number that was found at the start: the process may continue with other work."""
         self._use(self._found)
-
-    def _switch(self, count: int) -> AbstractContextManager[None]:
-        before = self._torch.get_num_threads()
-        self._use(count)
-        return _Until(lambda: self._use(before))
 
     def _use(self, count: int) -> None:
         if count != self._torch.get_num_threads():
             self._torch.set_num_threads(count)
-
-
-class _Until(AbstractContextManager[None]):
-    def __init__(self, undo: Callable[[], None]):
-        self._undo = undo
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        self._undo()

@@ -1,12 +1,12 @@
-"""Child processes that are watched: started, listened to, aborted with their stack in the log, replaced, never leaked.
+"""Child processes that are watched: started, polled, aborted with their stack in the log, replaced, never leaked.
 
 This is the parent's side: `Worker`, with `Restarts` and `Deadline` for when to give up. The child's side is `child.py`.
-A worker is a module run by `python -m`: the user's script is not imported again, and nothing is pickled. What the two
-say to each other is the topology's affair, except for {"op": "ready", ...}, the child's first message; {"op": "failed",
-...}, its last one after an error; {"op": "stop"}, the parent's polite request; and {"op": "assign", ...}, which gives
+A worker is a module run by `python -m`: the user's script is not imported again, and nothing is pickled. The messages
+are defined by the topology, except for {"op": "ready", ...}, the child's first message; {"op": "failed",
+...}, its last one after an error; {"op": "stop"}, the parent's request to end; and {"op": "assign", ...}, which gives
 a spare process its work.
 
-Promises hold on Linux; elsewhere a child whose parent was killed ends at its next look at the channel.
+This holds on Linux; elsewhere a child whose parent was killed ends when it next reads the channel.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Worker:
         command = [sys.executable, "-P", "-X", "faulthandler", "-m", module, name, str(child_fd), str(os.getpid())]
         environment = {**os.environ, **limit_child_env(), "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
         output, worker_log = _open_log(log)
-        # Blocked until the child has made itself deaf, so that no signal finds it in between. None is lost to us.
+        # Blocked until the child ignores them, so that no signal arrives in between. The parent loses none.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
         try:
             process = subprocess.Popen(
@@ -134,8 +134,8 @@ class Worker:
         if code == -signal.SIGKILL:
             peak = f"its peak was {self._peak / 2**20:.0f} MiB"
             if Machine().oom_kills() > self._oom_kills:
-                return f"was killed by SIGKILL: out of memory, says the cgroup ({peak}); use fewer or smaller workers"
-            return f"was killed by SIGKILL: probably out of memory ({peak}; see dmesg), or somebody's kill -9"
+                return f"was killed by SIGKILL: out of memory in its cgroup ({peak}); use fewer or smaller workers"
+            return f"was killed by SIGKILL: probably out of memory ({peak}; see dmesg), or kill -9"
         if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE):
             where = f"; its stack is in {self.log.path}" if self.log else ""
             return f"was killed by {name}: a crash in native code{where}"
@@ -146,14 +146,14 @@ class Worker:
         return "" if self.log is None else self.log.tail(lines)
 
     def ask_to_stop(self) -> None:
-        """The polite request, once; does not wait for the end."""
+        """The request to end, once; does not wait."""
         if not self._asked:
             self._asked = True
             with contextlib.suppress(ChannelClosed, ChannelTimeout):
                 self.channel.send({"op": "stop"}, timeout=1.0)
 
     def stop(self, timeout: float) -> list[dict[str, Any]]:
-        """Ask it to end, abort it at the deadline; returns what it still had to say."""
+        """Ask it to end, abort it at the deadline; returns the messages that were left."""
         return stop_all([self], timeout)[self.name]
 
     def abort(self, patience: float = 0.0) -> None:
@@ -190,13 +190,13 @@ class Worker:
                 os.kill(self.pid, number)
 
     def _reap(self) -> bool:
-        """Collect the child if it has ended. Its group is killed first, while its number cannot be anybody else's."""
+        """Collect the child if it has ended. Its group is killed first, while its number cannot be reused."""
         try:
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
                 return False
             self.kill()
             _, status, usage = os.wait4(self.pid, 0)
-        except ChildProcessError:  # somebody else has collected it (SIGCHLD ignored): the code is lost
+        except ChildProcessError:  # other code has reaped it (SIGCHLD ignored): the exit code is lost
             self._process.returncode = 255
         else:
             self._process.returncode = os.waitstatus_to_exitcode(status)
@@ -207,7 +207,7 @@ class Worker:
 
 
 def stop_all(workers: Sequence[Worker], timeout: float) -> dict[str, list[dict[str, Any]]]:
-    """Ask all to end, under one deadline, and abort the rest. Returns what each still had to say.
+    """Ask all to end, under one deadline, and abort the rest. Returns the messages that were left of each.
 
     What they have started has ended too when this returns, unless the kernel cannot end it.
     """
@@ -275,7 +275,7 @@ class Restarts:
         self.count = 0  # of all time, for the metrics
         self._clock = clock
         self._recent: deque[float] = deque()
-        self._in_vain = 0  # since anything came of one: those that fail slowly would never fill a window
+        self._in_vain = 0  # since one of them succeeded: those that fail slowly would never fill a window
 
     def worked(self) -> None:
         self._in_vain = 0
@@ -297,7 +297,7 @@ class Deadline:
     """Time that may pass without a sign of life.
 
     If we ourselves did not look for more than `gap` seconds (suspended, stopped in a debugger), the peer was probably
-    asleep too: the deadline starts anew. Once per sign of life, so that a parent that looks seldom still notices.
+    asleep too: the deadline starts again. Once per sign of life, so that a parent that looks seldom still notices.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic, gap: float = 5.0):

@@ -1,7 +1,7 @@
 """The file that a worker's output goes to: appended to by one process after another, and bounded.
 
 The worker writes, the parent shortens. The worker's descriptor appends (O_APPEND), so that it goes on at the new end of
-a file that has become shorter. What it writes in the instant of the cut may be lost; nothing else is lost unsaid.
+a file that has become shorter. What it writes during the cut may be lost; every other loss is noted in the log.
 """
 
 from __future__ import annotations

@@ -23,6 +23,6 @@ PENDULUM = {
 RECIPE = dataclasses.replace(
     ddpg.RECIPE,
     name="apex_dpg",
-    about="DDPG on distributed prioritised replay; continuous actions, nobody waits",
+    about="DDPG on distributed prioritised replay; continuous actions, asynchronous actors",
     presets=ddpg.presets(CONTINUOUS, PENDULUM, "Horgan et al. 2018, appendix D; actors for a small machine"),
 )

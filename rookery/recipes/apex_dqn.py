@@ -1,7 +1,7 @@
-"""Ape-X DQN (Horgan et al. 2018): many actors with epsilons of their own fill a prioritised memory, one learner draws.
+"""Ape-X DQN (Horgan et al. 2018): many actors, each with its own epsilons, one prioritised memory, one learner.
 
 Actors never wait for the learner, nor it for them. The paper has 360 actors with one environment each; the Atari row
-has the learner's numbers and two actors, with a ladder over all their environments. Weights are looked at every 100
+has the learner's numbers and two actors, with a ladder over all their environments. Weights are pulled every 100
 steps of an environment, as there: every 800 of an actor with 8 of them.
 """
 
@@ -32,6 +32,6 @@ SMALL = APEX | {
 RECIPE = dataclasses.replace(
     dqn.RECIPE,
     name="apex_dqn",
-    about="distributed prioritised replay: actors with epsilons of their own, one learner, nobody waits",
+    about="distributed prioritised replay: asynchronous actors, each with its own epsilons, and one learner",
     presets=dqn.presets(ATARI, SMALL, "Horgan et al. 2018; actors for a small machine"),
 )

@@ -18,7 +18,7 @@ D4PG = {
     "algo.replay.batch": 256, "algo.replay.samples_per_insert": 32.0,
 }  # fmt: skip
 # With more steps or less noise some runs settle on swinging up on one side only; with larger steps of the policy, some
-# on full force for ever, before the critic (a mixture above all) knows anything.
+# on maximal actions for ever, before the critic (a mixture above all) has learnt anything.
 PENDULUM = {"algo.n_step": 2, "algo.noise_scale": 0.5, "algo.actor_lr": 3e-4}
 SUITE = {
     "algo.v_min": 0.0, "algo.v_max": 100.0, "algo.actor_hidden": (256, 256), "algo.critic_hidden": (256, 256),

@@ -17,5 +17,5 @@ RECIPE = dataclasses.replace(
     dqn.RECIPE,
     name="gorila",
     about="DQN by asynchronous gradients: workers with memories of their own, one applier",
-    presets=dqn.presets(ATARI, SMALL, "Nair et al. 2015; its step size is not published, this one is ours"),
+    presets=dqn.presets(ATARI, SMALL, "Nair et al. 2015; its learning rate is not published, this one is our own"),
 )

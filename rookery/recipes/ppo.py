@@ -20,7 +20,7 @@ PRESETS = (
     Preset("pendulum", ("Pendulum-v1",), {
         "envs_per_actor": 16, "algo.unroll": 256, "algo.epochs": 10, "algo.minibatches": 32, "algo.lr": 1e-3,
         "algo.gamma": 0.95, "algo.entropy": 0.0, "algo.scale_reward": True, "net.normalize_obs": True,
-    }, "RL Zoo's Pendulum row without gSDE, with more environments and a longer view: at 0.9 some seeds unlearn"),
+    }, "RL Zoo's Pendulum row without gSDE, more environments, larger discount: at 0.9 some seeds get worse again"),
     Preset("memory", ("rookery/CartPoleMasked-*", "rookery/TMaze-*", "rookery/RepeatPrevious-*"), {
         "envs_per_actor": 16, "algo.unroll": 128, "algo.chunk": 32, "algo.epochs": 4, "algo.minibatches": 4,
         "algo.lr": 1e-3, "algo.gamma": 0.99, "algo.lam": 0.95, "algo.entropy": 0.005, "net.hidden": (64,),

@@ -1,6 +1,6 @@
 """R2D2 (Kapturowski et al. 2019): Ape-X with a recurrent net, on sequences with stored states and burn-in.
 
-Values live on a scale of square roots, so rewards are not clipped; a lost life does not end an episode.
+Values are rescaled to about their square roots, so rewards are not clipped; a lost life does not end an episode.
 """
 
 from __future__ import annotations

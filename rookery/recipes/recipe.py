@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from typing import Any
 
 from rookery.core.config import RunConfig
 from rookery.core.errors import UsageError
+from rookery.core.machine import Machine
 from rookery.core.types import EnvSpec
 
 
@@ -60,8 +60,7 @@ def _actors(config: RunConfig, overrides: dict[str, Any]) -> dict[str, Any]:
     """Keep the preset's number of environments when only the number of actors (or the topology) was said."""
     lanes = config.lanes
     if overrides.get("topology") == "local" and "actors" not in overrides and "envs_per_actor" not in overrides:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        overrides["actors"] = next(n for n in range(min(cores, lanes), 0, -1) if lanes % n == 0)
+        overrides["actors"] = next(n for n in range(min(Machine().cores(), lanes), 0, -1) if lanes % n == 0)
     actors = overrides.get("actors")
     if isinstance(actors, int) and actors > 0 and "envs_per_actor" not in overrides:  # anything else is refused later
         overrides["envs_per_actor"] = max(1, lanes // actors)

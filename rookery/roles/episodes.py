@@ -50,8 +50,7 @@ class Episodes:
 
     def place(self, lane: int, row: int, ends: np.ndarray | None = None) -> tuple[int, int]:
         """Number of the episode and step that is taken in `row` from here; `ends` [R, B] of the rows before it."""
-        before = np.flatnonzero(ends[:row, lane]) if ends is not None else ()
-        if len(before):
+        if ends is not None and len(before := np.flatnonzero(ends[:row, lane])):
             return int(self.number[lane]) + len(before), max(0, row - int(before[-1]) - 2)
         return int(self.number[lane]), max(0, int(self.length[lane]) + row - (not self.live[lane]))
 

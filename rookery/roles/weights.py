@@ -24,7 +24,7 @@ class Published:
         """`groups`: the learner's flat parameters; without them (an actor's end) the published ones get their own."""
         modules = [nets[name] for name in algorithm.published if name in nets]
         self._parts = _leading(modules, [FlatParams(modules)] if groups is None else groups)
-        self._parts += [b for module in modules if hasattr(module, "published") for b in module.published()]
+        self._parts += [buffer for module in modules for buffer in _buffers(module)]
         self.size = sum(part.numel() for part in self._parts)
 
     @torch.no_grad()
@@ -35,6 +35,12 @@ class Published:
     @torch.no_grad()
     def load(self, vector: torch.Tensor) -> None:
         _spread(vector, self._parts)
+
+
+def _buffers(module: nn.Module) -> list[torch.Tensor]:
+    """The buffers that a module publishes besides its parameters."""
+    published: Any = getattr(module, "published", None)
+    return [] if published is None else list(published())
 
 
 def _leading(modules: list[nn.Module], groups: Sequence[FlatParams]) -> list[torch.Tensor]:
@@ -63,12 +69,7 @@ class Whole:
         self._flats = list(learner.flat.values())
         names = learner.algorithm.published
         self._parts = [flat.data for flat in self._flats]
-        self._parts += [
-            b
-            for name in names
-            if name in learner.nets and hasattr(learner.nets[name], "published")
-            for b in learner.nets[name].published()
-        ]
+        self._parts += [buffer for name in names if name in learner.nets for buffer in _buffers(learner.nets[name])]
         self.size = sum(part.numel() for part in self._parts)
         self.gradients = sum(flat.grad.numel() for flat in self._flats)
 

@@ -1,4 +1,4 @@
-"""A run from outside: start it, resume it, load what it learnt.
+"""The interface of a run: start it, resume it, load its policy.
 
 A run is a folder: config.json, metrics.jsonl, checkpoints/, logs/, summary.json, and what plots and evaluations add;
 numeric/ if gradients stayed non-finite.
@@ -60,7 +60,7 @@ class Run:
 
 
 def configure(recipe: str, env: str, preset: str = "", **fields: Any) -> RunConfig:
-    """The whole config of a run, from a recipe's name, an environment and the fields that shall differ."""
+    """The whole config of a run, from a recipe's name, an environment and the fields to change."""
     outline = {k: v for k, v in fields.items() if k in ("env_kwargs", "atari")}
 
     def spec() -> EnvSpec:
@@ -97,7 +97,7 @@ def start(config: RunConfig, signals: Signals) -> Run:
             if stop.exit_code == INTERRUPT:
                 _clear_folder(folder, before)
             else:
-                stop.add_note(f"go on with: rookery resume {quote(str(folder))}")
+                stop.add_note(f"continue with: rookery resume {quote(str(folder))}")
             raise
         except RookeryError as error:
             error.add_note(f"run folder: {folder}")
@@ -109,10 +109,10 @@ def _warn(text: str) -> None:
 
 
 def resume(path: str | Path, trust: tuple[str, ...] = (), *, tell: Callable[[str], None] = _warn, **fields: Any) -> Run:
-    """Go on with a run where its newest complete checkpoint ends, or from the start if it has none yet.
+    """Continue a run from its newest complete checkpoint, or from the start if it has none yet.
 
     `env_steps=...` extends it. `trust`: modules that its config.json may name, besides what Rookery knows itself.
-    `tell` hears what of the run could not be used: a damaged checkpoint, a missing replay memory.
+    `tell` is called with what could not be used: a damaged checkpoint, a missing replay memory.
     """
     with Signals() as signals:
         return go_on(path, trust, fields, signals, tell)
@@ -121,7 +121,7 @@ def resume(path: str | Path, trust: tuple[str, ...] = (), *, tell: Callable[[str
 def go_on(
     path: str | Path, trust: tuple[str, ...], fields: dict[str, Any], signals: Signals, tell: Callable[[str], None]
 ) -> Run:
-    """Resume under signals that are listened to already; the dotted `fields` change."""
+    """Resume with signal handlers installed by the caller; the dotted `fields` change."""
     folder = folders.real(path)
     read_config(folder, trust)  # or it is not a run folder
     folders.check(folder)
@@ -133,7 +133,7 @@ def go_on(
                 f"the run in {folder} uses torch.compile, which starts a compiler; "
                 "resume it with compile=True to allow that, or with compile=False"
             )
-        # A fault plan was for the life that ended; the next one is not struck again unless asked to be.
+        # A fault plan applies to one process; a resumed run needs it given again.
         config = check(with_fields(before, {"fault_plan": ""} | fields))
         if checkpoint.all_steps(folder / "checkpoints") or folders.exists(folder, "summary.json"):
             saved, notes = checkpoint.newest_told(folder / "checkpoints")
@@ -141,7 +141,7 @@ def go_on(
                 tell(note)
             _check_same(before, config)
         else:
-            saved, notes = None, ["the run had no checkpoint yet: it begins anew"]
+            saved, notes = None, ["the run had no checkpoint yet: it starts from the beginning"]
         folders.store(folder, "config.json", encode_config(config))
         try:
             return _execute(config, folder, saved, notes, signals, tell)
@@ -163,7 +163,8 @@ def _check_same(before: RunConfig, config: RunConfig) -> None:
 
 def check(config: RunConfig) -> RunConfig:
     """The config as it will be written; what cannot be run is refused, before anything is written or started."""
-    config = within(config, kind=RunConfig[type(config.algo)])
+    generic: Any = RunConfig  # its parameter is known at run time only
+    config = within(config, kind=generic[type(config.algo)])
     if why := absurd(config):
         raise UsageError(why)
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -221,7 +222,7 @@ def _execute(
 
 @contextmanager
 def _told(config: RunConfig, folder: Path, signals: Signals) -> Iterator[tuple[Sinks, Panel]]:
-    """Where a run tells what it does. At its end they have a few seconds, less if shutdown was requested."""
+    """Sinks and panel of a run. At its end they get a few seconds, less if shutdown was requested."""
     sinks, panel = Sinks.of_run(folder), Panel(config.quiet)
     try:
         yield sinks, panel
@@ -261,7 +262,7 @@ def _opened(folder: Path) -> Iterator[None]:
 
 
 def _clear_folder(folder: Path, before: set[str] | None) -> None:
-    """Take away what a run that never began has written, and nothing that was there before (None: no folder)."""
+    """Remove what a run that never began has written, and nothing that was there before (None: no folder)."""
     if before is None:
         shutil.rmtree(folder, ignore_errors=True)
         return

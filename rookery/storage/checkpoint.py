@@ -5,7 +5,7 @@ file, and a digest of itself), `meta.json` (numbers, strings and small state) an
 folder comes to be complete or absent, and is read without trusting it, is in files.py.
 
 Loading verifies everything before it hands out anything, and cannot run code.
-What goes into a checkpoint is the caller's affair; this file only knows trees of numbers.
+The caller decides what goes into a checkpoint; this file handles trees of numbers.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def save(
             f"checkpoint {target} could not be written: {error.strerror or error}; earlier ones are untouched. "
             "Free space on that disk, or check its permissions"
         ) from error
-    if _sound(target) is None:  # a disk that says nothing and loses something; older ones are worth more than room
+    if _sound(target) is None:  # a disk that loses data without an error: keep the older ones
         raise StorageError(f"checkpoint {target} could not be read back after writing; earlier ones are untouched")
     disk.prune(folder, target, keep, files, _sound, spare=_best)
     return target
@@ -115,7 +115,7 @@ def newest(folder: Path) -> tuple[Checkpoint, list[str]]:
 
 
 def newest_told(folder: Path) -> tuple[Checkpoint, list[str]]:
-    """The same, with what to tell the user if it is not the newest there is: why, and which one is used."""
+    """The same, with a message for the user if it is not the newest one: why, and which one is used."""
     found, skipped = newest(folder)
     return found, [*skipped, f"{found.path} is used instead"] if skipped else []
 

@@ -3,7 +3,7 @@
 The lock is a POSIX record lock on the file `lock`. It belongs to the process: the kernel releases it when the process
 ends, and a child that an environment forks does not inherit it. Such a lock does not exclude a second run in the same
 process, so a table of the files that this process holds does. The kernel also releases it when the process closes *any*
-descriptor of that file; therefore nobody else in this package opens it, and the table is consulted before it is opened.
+descriptor of that file; therefore no other code of this package opens it, and the table is checked before it is opened.
 
 Reading a run (eval, record, plot) needs no lock.
 """
@@ -23,7 +23,7 @@ from rookery.storage.folder import open_regular
 try:
     import fcntl
 except ImportError:  # Windows: other processes are not excluded
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 File = tuple[int, int]  # device and inode
 

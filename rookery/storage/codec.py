@@ -57,7 +57,8 @@ def host_copy(name: str, array: torch.Tensor | np.ndarray) -> torch.Tensor:
 
 class _Writer:
     def __init__(self, prefix: str):
-        self.prefix, self.tensors = prefix, {}
+        self.prefix = prefix
+        self.tensors: dict[str, torch.Tensor] = {}
         self._values = self._listed = 0
 
     def encode(self, node: Any, depth: int) -> Any:
@@ -120,7 +121,8 @@ class _Writer:
 
 def _numbers(node: list[Any]) -> np.ndarray | None:
     """A long list of numbers of one kind, or of such lists of one length, as an array; None for any other list."""
-    shape, first = [], node
+    shape: list[int] = []
+    first: Any = node
     while type(first) is list and first and len(shape) < MAX_AXES:
         shape.append(len(first))
         first = first[0]
@@ -131,8 +133,8 @@ def _numbers(node: list[Any]) -> np.ndarray | None:
         if any(type(row) is not list or len(row) != size for row in level):
             return None
         level = list(chain.from_iterable(level))
-    kinds = {_PLAIN.get(kind) for kind in set(map(type, level))}
-    if len(kinds) > 1 or None in kinds:
+    kinds = {_PLAIN.get(kind, "") for kind in set(map(type, level))}
+    if len(kinds) > 1 or "" in kinds:
         return None
     try:
         return np.array(level, _DTYPES[kinds.pop()]).reshape(shape)

@@ -3,8 +3,8 @@
 Such a folder is `step-000000123456/` with a `manifest.json` that has the size and blake2b digest of every file, and a
 digest of itself. It is filled under a temporary name, synced and renamed, so a crash at any point leaves the previous
 one in place. Neither reading nor writing follows a link: not the folder that holds the steps, not a step, not a file.
-The digests find damage, not forgery: whoever can write the folder can write a matching manifest. What the files mean is
-the caller's affair.
+The digests find damage, not forgery: anyone who can write the folder can write a matching manifest. What the files mean
+is decided by the caller.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def publish(folder: Path, target: Path, fill: Callable[[Path], None], files: Fil
 
 
 def _undo(temporary: Path, target: Path, old: Path, files: FileLayer) -> None:
-    """Put things back after a failure; what fails again here is mended by the next save."""
+    """Restore the previous folder after a failure; if that fails too, the next save repairs it."""
     try:
         if os.path.lexists(old) and not os.path.lexists(target):
             files.rename(old, target)
@@ -312,7 +312,7 @@ def unpack(blobs: dict[str, bytes]) -> tuple[Any, dict[str, torch.Tensor]]:
         raise Damage(f"{TENSORS} {excess}")
     try:
         tensors = safetensors.torch.load(blobs[TENSORS])
-    except Exception as error:  # whatever these bytes make the parser raise, the file is at fault
+    except Exception as error:  # any exception of the parser means a damaged file
         raise Damage(f"{TENSORS} is not a valid safetensors file ({error})") from error
     for name, tensor in tensors.items():
         if tensor.dtype == torch.bool and tensor.numel() and tensor.view(torch.uint8).max() > 1:

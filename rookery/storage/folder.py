@@ -1,12 +1,13 @@
 """Files of a run folder, opened so that nothing in the folder leads out of it.
 
-A run folder may come from somebody else. The path that the user names may be a link (`runs/latest`); nothing below it
+A run folder may come from another person. The path that the user names may be a link (`runs/latest`); nothing below it
 may. Every part of a path is opened relative to the descriptor of the part before, without following links, and only
 regular files are opened: a pipe cannot block us, a device is not touched. A file is written under a random name, synced
 and renamed, so that it is whole or absent.
 
-A second name of a file (a hard link) cannot be told from the first. Files that are replaced need not care: the other
-name keeps the old contents. Files that are written in place are refused if they have more than one name (`sole`).
+A second name of a file (a hard link) cannot be distinguished from the first. Files that are replaced are
+not affected: the other name keeps the old contents. Files that are written in place are refused if they have more than
+one name (`sole`).
 
 Not here: checkpoints and replay memories (`files.py`), and what any of these files mean.
 """
@@ -62,7 +63,7 @@ def opened(root: Path, name: str = "", create: bool = False) -> Iterator[int]:
             path = path / part
             found = _look(part, handle)
             if found is None and create:
-                with contextlib.suppress(FileExistsError):  # somebody else was quicker
+                with contextlib.suppress(FileExistsError):  # another process was quicker
                     os.mkdir(part, 0o700, dir_fd=handle)
             elif found is not None and not stat.S_ISDIR(found.st_mode):
                 raise Refused(path, _told(found, "a real folder"))
@@ -85,7 +86,7 @@ def open_regular(root: Path, name: str, flags: int = os.O_RDONLY, sole: bool = F
         handle = os.open(path.name, flags | _SAFE, 0o600, dir_fd=folder)
     try:
         _check_file(path, os.fstat(handle), sole)
-        os.set_blocking(handle, True)  # a plain file never blocks; whoever inherits it finds it as usual
+        os.set_blocking(handle, True)  # a plain file never blocks; a child that inherits it expects that
     except OSError:
         os.close(handle)
         raise

@@ -36,7 +36,7 @@ def header_excess(blob: bytes) -> str:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """While a large tree is made: nothing in it is garbage, and to look for some takes longer than to make it."""
+    """While a large tree is made: garbage collection would find nothing, and takes longer than making the tree."""
     enabled = gc.isenabled()
     gc.disable()
     try:

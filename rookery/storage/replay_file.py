@@ -4,7 +4,7 @@ A saved memory is a folder `step-000000123456/` beside the checkpoints (see file
 absent): `manifest.json`, the small state in `meta.json` and `tensors.safetensors`, and the bulk arrays as
 `rows-00000.safetensors`, …: consecutive rows of one array each, at most 256 MiB, plain bytes. Rows that the memory
 keeps packed differ in size: such a file has their sizes beside their bytes. Nothing is compressed here, nothing can run
-code. What the rows mean is the replay table's affair.
+code. The replay table defines what the rows mean.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from shlex import quote
@@ -86,7 +86,7 @@ def save(folder: Path, env_steps: int, snapshot: Snapshot, files: FileLayer | No
 
 
 def _state(snapshot: Snapshot) -> tuple[Any, dict[str, np.ndarray]]:
-    """What is not in the arrays, as `encode_tree` would split it. Vectors are not copied again: they are ours."""
+    """What is not in the arrays, as `encode_tree` would split it. Vectors are copies already."""
     part, tensors = encode_tree(snapshot.numbers, META_PREFIX)
     vectors = {f"{META_PREFIX}/{path}": vector for path, vector in snapshot.vectors().items()}
     part = tree.merged(part, {name.removeprefix(f"{META_PREFIX}/"): {"$array": name} for name in vectors})
@@ -107,7 +107,8 @@ def _fill(
     folder: Path, env_steps: int, snapshot: Snapshot, part: Any, state: dict[str, np.ndarray], files: FileLayer
 ) -> None:
     """All files of a saved memory, the manifest last."""
-    entries, segments = {}, {}
+    entries: dict[str, FileEntry] = {}
+    segments: dict[str, SegmentEntry] = {}
     for segment, blocks in _segments(snapshot):
         name = f"rows-{len(segments):05d}.safetensors"
         segments[name] = segment
@@ -150,7 +151,7 @@ def _stream(path: Path, head: bytes, blocks: Iterable[np.ndarray], files: FileLa
     summed, size = hashlib.blake2b(head, digest_size=32), len(head)
     files.write(path, head)
     for block in blocks:
-        view = memoryview(block).cast("B") if block.nbytes else memoryview(b"")
+        view = block.data.cast("B") if block.nbytes else memoryview(b"")
         summed.update(view)
         files.append(path, view)
         size += len(view)
@@ -164,9 +165,10 @@ def _blocks(arrays: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         yield from (flat[at : at + CHUNK] for at in range(0, len(flat), CHUNK))
 
 
-def _header(tensors: dict[str, tuple[str, tuple[int, ...], int]], about: dict[str, str] | None = None) -> bytes:
+def _header(tensors: Mapping[str, tuple[str, tuple[int, ...], int]], about: dict[str, str] | None = None) -> bytes:
     """The beginning of a safetensors file: name -> (type, shape, bytes), in the order they follow."""
-    entries, end = {"__metadata__": about or {}}, 0
+    entries: dict[str, dict[str, Any]] = {"__metadata__": about or {}}
+    end = 0
     for name, (dtype, shape, size) in tensors.items():
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (end, end + size)}
         end += size
@@ -179,8 +181,8 @@ def _segment_header(segment: SegmentEntry, width: int) -> bytes:
     rows, about = segment.rows, {"first": str(segment.first)}
     if segment.packed is None:
         return _header({segment.array: ("U8", (rows, width), rows * width)}, about)
-    sizes = {"sizes": ("I64", (rows,), 8 * rows)}
-    return _header(sizes | {segment.array: ("U8", (segment.packed,), segment.packed)}, about)
+    sizes, objects = ("I64", (rows,), 8 * rows), ("U8", (segment.packed,), segment.packed)
+    return _header({"sizes": sizes, segment.array: objects}, about)
 
 
 def _body(segment: SegmentEntry, width: int) -> int:
@@ -236,7 +238,7 @@ def load(path: Path, table: Table) -> int:
             raise Damage(f"{META} does not fit this memory ({type(error).__name__}: {error})") from error
     except Damage as error:
         raise CheckpointError(
-            f"replay memory {path}: {error}. Restore it from a copy, or remove the folder to go on with an empty "
+            f"replay memory {path}: {error}. Restore it from a copy, or remove the folder to continue with an empty "
             f"memory: rm -r {quote(str(path))}"
         ) from error
     return manifest.env_steps
@@ -265,13 +267,13 @@ def _manifest(path: Path) -> Manifest:
         if ends[array] != entry.used or not 0 <= entry.used <= entry.rows or entry.width < 0:
             raise Damage(f"{MANIFEST}: {array} has {ends[array]} rows instead of {entry.used} of {entry.rows}")
     for name, segment in manifest.segments.items():
-        array = manifest.arrays[segment.array]
-        if (segment.packed is not None) != array.packed:
+        entry = manifest.arrays[segment.array]
+        if (segment.packed is not None) != entry.packed:
             raise Damage(f"{MANIFEST}: {name} and its array are not packed alike")
-        if array.packed and not 0 <= segment.packed <= segment.rows * _most_packed(array.width):
+        if segment.packed is not None and not 0 <= segment.packed <= segment.rows * _most_packed(entry.width):
             raise Damage(f"{MANIFEST}: {name} cannot hold {segment.packed} bytes in {segment.rows} rows")
-        if manifest.files[name].size != len(_segment_header(segment, array.width)) + _body(segment, array.width):
-            raise Damage(f"{MANIFEST}: {name} cannot hold {segment.rows} rows of {array.width} bytes")
+        if manifest.files[name].size != len(_segment_header(segment, entry.width)) + _body(segment, entry.width):
+            raise Damage(f"{MANIFEST}: {name} cannot hold {segment.rows} rows of {entry.width} bytes")
     return manifest
 
 
@@ -282,7 +284,7 @@ def _check_fit(manifest: Manifest, arrays: dict[str, np.ndarray | Packed]) -> No
     if manifest.schema == 1 and packed and not packed & saved.keys():
         raise Damage(
             "it was written by an older Rookery, which stored compressed frames in another way (schema 1, this one "
-            f"reads {SCHEMA}). Go on with the version that wrote it ({manifest.versions.get('rookery', 'unknown')})"
+            f"reads {SCHEMA}). Continue with the version that wrote it ({manifest.versions.get('rookery', 'unknown')})"
         )
     if packed != {name for name, entry in manifest.arrays.items() if entry.packed}:
         raise Damage("it is of another memory: frames are compressed there or here; compress must be the same")

@@ -1,4 +1,4 @@
-"""Saves replay memories while a run goes on: in a thread of its own, one at a time. `replay_file.py` has the format."""
+"""Saves replay memories during a run: in a separate thread, one at a time. `replay_file.py` has the format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rookery.tables.snapshot import Snapshot
 
 
 class Writer:
-    """Saves snapshots in a thread of its own, one at a time. A crash or a full disk costs the copy, never the run."""
+    """Saves snapshots in a separate thread, one at a time. After an error or on a full disk the run continues."""
 
     def __init__(self, files: FileLayer | None = None, keep: int = 1):
         self._files, self._keep = files, keep
@@ -36,7 +36,7 @@ class Writer:
         )
         try:
             self._thread.start()
-        except RuntimeError as error:  # no more threads to be had
+        except RuntimeError as error:  # the limit of threads is reached
             self._thread = None
             snapshot.close()
             self._errors.append(StorageError(f"replay memory of step {env_steps} was not saved: {error}"))
@@ -44,7 +44,7 @@ class Writer:
         return True
 
     def poll(self) -> StorageError | None:
-        """The oldest error not yet told; each is told once."""
+        """The oldest error not yet reported; each is reported once."""
         return self._errors.pop(0) if self._errors else None
 
     def join(self, timeout: float) -> bool:
@@ -52,11 +52,6 @@ class Writer:
         if self._thread is not None:
             self._thread.join(timeout)
         return not self.busy
-
-    def cancel(self) -> None:
-        """Give up what is being saved, soon: `join` waits for it. What was saved before stays."""
-        if self._snapshot is not None and self.busy:
-            self._snapshot.close()
 
     def _run(self, folder: Path, env_steps: int, snapshot: Snapshot) -> None:
         try:

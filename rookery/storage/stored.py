@@ -88,7 +88,7 @@ class JournalNumbers(Struct):
 
 
 class Numbers(Struct):
-    """All of `meta.json` but the states of the actors. Fields that this version does not know are not looked at."""
+    """All of `meta.json` but the states of the actors. Fields that this version does not know are ignored."""
 
     learner: LearnerNumbers
     journal: JournalNumbers
@@ -139,7 +139,7 @@ def _sensible(tree: Any) -> bool:
 
 
 def actor_states(saved: Checkpoint) -> dict[str, Any]:
-    """The actors' states by number, as they were stored now or in older checkpoints; not looked into."""
+    """The actors' states by number, as stored by this version or older ones; not checked."""
     if "states" in saved.meta:
         states = saved.meta["states"]
     else:
@@ -153,7 +153,7 @@ def actor_states(saved: Checkpoint) -> dict[str, Any]:
 
 
 def absurd(config: RunConfig) -> str:
-    """Why a config cannot be meant, or nothing: numbers so large that to build what they ask for would not end."""
+    """Why a config is refused as absurd, or nothing: numbers so large that building the run would not end."""
     if config.lanes > LANES:
         return f"actors times envs_per_actor is {config.lanes}; it must be at most {LANES}"
     for path, value in _fields(config, ""):

@@ -1,12 +1,12 @@
-"""What a stored run may do: the one place where a stranger's config.json is judged, before anything is imported.
+"""What a stored run may do: the one place where an untrusted config.json is checked, before anything is imported.
 
     judge(fields, trust)        # fields: the parsed JSON; trust: modules that the user named
 
 A config names code by import path (algorithm, environment, network) and says what an environment is called with. Names
-on the list of `trusted.py` pass, with arguments of the listed types. Everything else is code on a stranger's word: it
-is refused unless the user has trusted its module, and then it may be called with anything. The refusal shows each name
-with its arguments. Not here: types and ranges of other fields (`registry.py`), and configs that a worker gets from its
-own parent, which has judged them.
+on the list of `trusted.py` pass, with arguments of the listed types. Everything else is code named by an untrusted
+file: it is refused unless the user has trusted its module, and then it may be called with anything. The refusal shows
+each name with its arguments. Not here: types and ranges of other fields (`registry.py`), and configs that a worker gets
+from its parent, which has checked them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Refused(UsageError):
 
 
 def judge(fields: Any, trust: Sequence[str] = ()) -> None:
-    """Refuse a parsed config.json that names code, or arguments, beyond the list and the user's word."""
+    """Refuse a parsed config.json that names code, or arguments, beyond the list and what the user trusts."""
     if found := findings(fields, trust):
         raise Refused(found)
 
@@ -70,7 +70,7 @@ def findings(fields: Any, trust: Sequence[str] = ()) -> list[Finding]:
 def modules(trust: Sequence[str]) -> tuple[str, ...]:
     """The modules that a user named as trusted; UsageError for what names none, or one of ours that calls others.
 
-    Functions of Rookery take names of code as arguments: who trusts them trusts whatever a file makes them call.
+    Functions of Rookery take names of code as arguments: trusting them would trust whatever a file makes them call.
     """
     names = (trust,) if isinstance(trust, str) else tuple(trust)
     for name in names:
@@ -91,7 +91,7 @@ def _ours(module: str) -> bool:
 
 
 def _remedy(module: str) -> str:
-    """The module as one to trust, or nothing: most of ours are for nobody to call."""
+    """The module as one to trust, or nothing: most of Rookery's modules are not meant to be named."""
     return module if not _ours(module) or module in OWN_MODULES else ""
 
 
@@ -178,7 +178,7 @@ def _field(fields: Mapping[str, Any], name: str, kind: type, otherwise: Any = No
 
 
 def _check_characters(fields: Any) -> None:
-    """Names end in messages, tables and titles: none of them may steer a terminal. Arguments are only shown as JSON."""
+    """Names are shown in messages and titles: control characters are refused. Arguments are only shown as JSON."""
     for text in _texts(fields):
         if printable(text) != text:
             raise UsageError(f"config.json cannot be read: {shown(text)} has characters that cannot be shown")

@@ -1,7 +1,7 @@
-"""What a stored run may name without the user's word: exact names, and the type of each of their arguments.
+"""What a stored run may name without `--trust`: exact names, and the type of each of their arguments.
 
-Data only; `trust.py` judges by it. An argument is on the list if it is a number, a switch or one of a few words. None
-names code, a file, a window or a process, so these are missing on purpose: `xml_file`, `default_camera_config`,
+Data only; `trust.py` checks against it. An argument is on the list if it is a number, a switch or one of a few words.
+None names code, a file, a window or a process, so these are missing on purpose: `xml_file`, `default_camera_config`,
 `render_mode`, `wrappers`, and the like. Numbers are bounded. Not on the list: test tasks that inject faults
 (`envs/scripted.py`), and Gymnasium's ids that import what their arguments name (GymV21Environment-v0).
 """
@@ -31,7 +31,7 @@ class Known(NamedTuple):
 
 LIMIT = {"max_episode_steps": Steps}
 
-_OURS = {
+_OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "rookery/RepeatPrevious-v0": (
         "rookery.envs.memory",
         {"k": Delay, "symbols": Size, "length": Size, "one_hot": bool},
@@ -41,7 +41,7 @@ _OURS = {
     "rookery/CartPoleMasked-v0": ("rookery.envs.cartpole", LIMIT | {"sutton_barto_reward": bool}),
 }
 
-# Tasks that break on purpose, or take other environments as arguments: not on the list, here is what to trust for them.
+# Tasks that fail on purpose, or take other environments as arguments: not on the list, here is what to trust for them.
 TEST_TASKS = dict.fromkeys(("rookery/Counter-v0", "rookery/Faulty-v0"), "rookery.envs.scripted")
 
 # The modules of Rookery that a user may trust: they define environments, and import nothing that an argument names.

@@ -16,7 +16,7 @@ import numpy as np
 from rookery.core.types import DataPlan, EnvSpec, Tree, Unroll
 from rookery.tables import nstep, sequence
 from rookery.tables.frames import frame_shape, image_leaves, most_frames
-from rookery.tables.window import Arrays, Priorities, Shapes
+from rookery.tables.window import Arrays, Priorities, Shapes, replay_of
 
 
 class Builder(Protocol):
@@ -46,13 +46,13 @@ class Builder(Protocol):
 
 def make_builder(spec: EnvSpec, plan: DataPlan, lanes: int, start_priorities: Priorities | None = None) -> Builder:
     """Of the kind that the plan's `Replay` table asks for."""
-    kind = sequence.SequenceBuilder if plan.table.sequence else nstep.NStepBuilder
+    kind = sequence.SequenceBuilder if replay_of(plan).sequence else nstep.NStepBuilder
     return kind(spec, plan, lanes, start_priorities)
 
 
 def parcel_shapes(spec: EnvSpec, plan: DataPlan, lanes: int, state: Tree) -> Shapes:
     """Shape and dtype of every array of a parcel, by path; `state` is an initial state of any number of lanes."""
-    if plan.table.sequence:
+    if replay_of(plan).sequence:
         items = sequence.item_shapes(spec, plan, lanes, state)
     else:
         items = nstep.item_shapes(spec, plan, lanes)

@@ -89,7 +89,7 @@ class FrameNumbers:
     def _compare(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mark which older frames of the rows that begin an episode are new; which are zero, which like the next."""
         stacks = obs[self._begins].reshape(-1, self.stack, int(np.prod(self.shape)))
-        zero = ~stacks[:, :-1].any(axis=2)
+        zero = np.logical_not(stacks[:, :-1].any(axis=2))
         same = (stacks[:, :-1] == stacks[:, 1:]).all(axis=2)
         self._new[self._begins, :-1] = ~(zero | same)
         return zero, same

@@ -16,7 +16,7 @@ import numpy as np
 
 from rookery.core.types import DataPlan, EnvSpec, Unroll
 from rookery.tables.frames import fill
-from rookery.tables.window import Arrays, Priorities, Shapes, Window, obs_columns
+from rookery.tables.window import Arrays, Priorities, Shapes, Window, obs_columns, replay_of
 
 
 def most_items(plan: DataPlan, lanes: int) -> int:
@@ -25,7 +25,7 @@ def most_items(plan: DataPlan, lanes: int) -> int:
     Where items wait until their last observation has been acted on, n rows may have waited, but the last row of an
     unroll waits for the next one, unless it is dead.
     """
-    return lanes * (plan.unroll + plan.table.n_step - 1)
+    return lanes * (plan.unroll + replay_of(plan).n_step - 1)
 
 
 def item_shapes(spec: EnvSpec, plan: DataPlan, lanes: int) -> Shapes:
@@ -43,11 +43,12 @@ class NStepBuilder:
     skipped = 0  # every live row becomes an item
 
     def __init__(self, spec: EnvSpec, plan: DataPlan, lanes: int, start_priorities: Priorities | None = None):
-        n, gamma = plan.table.n_step, plan.table.gamma
+        table = replay_of(plan)
+        n, gamma = table.n_step, table.gamma
         if n < 1:
             raise ValueError(f"n_step {n}: a transition spans at least 1 step")
         self._n, self._lanes = n, lanes
-        self._start = start_priorities if plan.table.memory.start == "actor" else None
+        self._start = start_priorities if table.memory.start == "actor" else None
         self._extras = list(plan.extras) if self._start else []
         # What a policy says of a row (extras) is known once the row has been acted on: one row later than the row.
         lag = 1 if plan.extras else 0

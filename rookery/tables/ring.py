@@ -246,7 +246,7 @@ class PackedRing(FrameRing):
         return self.packed
 
     def _put(self, rows: slice, frames: np.ndarray) -> None:
-        self.packed[rows] = [zlib.compress(np.ascontiguousarray(frame), 1) for frame in frames]
+        self.packed[rows] = [zlib.compress(np.ascontiguousarray(frame).data, 1) for frame in frames]
 
     def gather(self, wanted: Sequence[np.ndarray]) -> list[np.ndarray]:
         rows = np.stack(wanted)

@@ -24,7 +24,7 @@ from rookery.core import tree
 from rookery.core.errors import CheckpointError
 from rookery.core.types import DataPlan, EnvSpec, Tree, Unroll
 from rookery.tables.frames import ZERO, fill
-from rookery.tables.window import Arrays, Priorities, Shapes, Window, obs_columns
+from rookery.tables.window import Arrays, Priorities, Shapes, Window, obs_columns, replay_of
 
 _ROWS = ("action", "reward", "terminated", "truncated")
 
@@ -36,14 +36,18 @@ def most_items(plan: DataPlan, lanes: int) -> int:
     if it is an episode's last, else the one before it. With a stride of 2 or more no row is given twice, and at each
     end of an unroll one item may have a row outside of it: 2 * items <= unroll + 2.
     """
-    stride = plan.table.sequence - plan.table.overlap
+    table = replay_of(plan)
+    stride = table.sequence - table.overlap
     return lanes * (plan.unroll if stride == 1 else plan.unroll // 2 + 1)
 
 
 def item_shapes(spec: EnvSpec, plan: DataPlan, lanes: int, state: Tree) -> Shapes:
     """`state` is an initial state of any number of lanes."""
-    rows, most = plan.table.burn_in + plan.table.sequence, most_items(plan, lanes)
-    shapes = {f"obs/{key}": ((most, rows + 1, *shape), dtype) for key, (shape, dtype) in obs_columns(spec).items()}
+    table = replay_of(plan)
+    rows, most = table.burn_in + table.sequence, most_items(plan, lanes)
+    shapes: Shapes = {
+        f"obs/{key}": ((most, rows + 1, *shape), dtype) for key, (shape, dtype) in obs_columns(spec).items()
+    }
     shapes["action"] = ((most, rows, *spec.action.shape), spec.action.dtype)
     shapes["reward"] = ((most, rows), "float32")
     shapes |= dict.fromkeys(("terminated", "truncated", "live"), ((most, rows), "bool"))
@@ -53,7 +57,7 @@ def item_shapes(spec: EnvSpec, plan: DataPlan, lanes: int, state: Tree) -> Shape
 
 class SequenceBuilder:
     def __init__(self, spec: EnvSpec, plan: DataPlan, lanes: int, start_priorities: Priorities | None = None):
-        table = plan.table
+        table = replay_of(plan)
         if not 0 <= table.overlap < table.sequence or table.burn_in < 0:
             raise ValueError(
                 f"sequence {table.sequence}, overlap {table.overlap}, burn_in {table.burn_in}: "
@@ -99,7 +103,7 @@ class SequenceBuilder:
     @property
     def pending(self) -> int:
         """Environment steps that came in and that no item has trained on yet."""
-        unseen = np.count_nonzero(self._window.rows["live"][self._base : self._window.back])
+        unseen = int(np.count_nonzero(self._window.rows["live"][self._base : self._window.back]))
         return int((np.maximum(self._age, 0) - self._carried(self._item)).sum()) + unseen
 
     def build(self, unroll: Unroll, out: Arrays) -> None:

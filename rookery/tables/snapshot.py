@@ -77,9 +77,11 @@ class _Part:
 
     def old(self, rows: Rows) -> tuple[Any, int]:
         """What is in these rows now, and its bytes."""
+        if isinstance(self.memory, Packed):
+            assert isinstance(rows, slice), rows
+            packed = self.memory[rows]
+            return packed, sum(map(len, packed))
         values = self.memory[rows]
-        if isinstance(values, list):
-            return values, sum(map(len, values))
         if isinstance(rows, slice):
             return values.copy(), values.nbytes
         return values, values.nbytes + rows.nbytes
@@ -163,7 +165,7 @@ class Snapshot:
         ranges = ((begin, part.used), (0, begin))
         return [(first, min(step, stop - first)) for start, stop in ranges for first in range(start, stop, step)]
 
-    def chunks(self, name: str, first: int = 0, rows: int | None = None) -> Iterator[np.ndarray | list[bytes]]:
+    def chunks(self, name: str, first: int = 0, rows: int | None = None) -> Iterator[Any]:
         """The rows of a segment (all in use by default), each [n, bytes] and valid until the next; every one once.
 
         Chunks of packed rows are lists of bytes objects.

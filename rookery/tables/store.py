@@ -56,10 +56,10 @@ def store_bytes(plan: Replay, shapes: Shapes, spec: EnvSpec, actors: int) -> int
 
 def record_dtype(shapes: Shapes, spec: EnvSpec) -> np.dtype:
     """One item: every field aligned to its own type, the row to 8 bytes; frame numbers become rows of the ring."""
-    fields = []
-    for path, (shape, dtype) in shapes.items():
+    fields: list[tuple[str, np.dtype, tuple[int, ...]]] = []
+    for path, (shape, name) in shapes.items():
         if path not in _NOT_STORED and not path.startswith(("frames/", "first_frame/")):
-            fields.append((path, np.dtype("int32" if _image_key(path, spec) else dtype), shape[1:]))
+            fields.append((path, np.dtype("int32" if _image_key(path, spec) else name), shape[1:]))
     fields.sort(key=lambda field: -field[1].alignment)  # descending: no gaps between them
     offsets, end = [], 0
     for _, dtype, shape in fields:
@@ -90,7 +90,8 @@ class Store:
         self._dtype = record_dtype(shapes, spec)
         self._records = np.zeros(self.slots, self._dtype)
         self._rows = self._records.view(f"V{self._dtype.itemsize}")  # fields are of no concern to a gather
-        self.columns = {path: self._records[path] for path in self._dtype.names}
+        self._paths = self._dtype.names or ()
+        self.columns = {path: self._records[path] for path in self._paths}
         self._by_time = plan.sequence > 0
         self._first = 0  # no older item is here
         self._free = np.arange(self.slots)[::-1].copy() if plan.memory.remover == "inverse" else None
@@ -201,7 +202,7 @@ class Store:
     def read(self, slots: np.ndarray) -> dict[str, np.ndarray]:
         """Copies of items, by column: [N, ...], and [rows, N, ...] for what sequences have by row. Images whole."""
         records = self._rows.take(slots).view(self._dtype)
-        items = {path: records[path] for path in self._dtype.names}
+        items = {path: records[path] for path in self._paths}
         if self._by_time:
             for path in items:
                 if path.partition("/")[0] not in ("state", "version"):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rookery.core import tree
-from rookery.core.types import DataPlan, EnvSpec, Unroll
+from rookery.core.types import DataPlan, EnvSpec, Replay, Unroll
 from rookery.tables.frames import FrameNumbers, fill, image_leaves
 from rookery.tables.verify import check_columns, check_ends
 
@@ -21,6 +21,12 @@ Shapes = dict[str, tuple[tuple[int, ...], str]]
 Priorities = Callable[[Arrays], "np.ndarray | None"]  # as `Algorithm.start_priorities`
 
 _COLUMNS = ("action", "reward", "terminated", "truncated", "live", "version")
+
+
+def replay_of(plan: DataPlan) -> Replay:
+    """The plan's table. Items are only built for a replay memory."""
+    assert isinstance(plan.table, Replay), plan.table
+    return plan.table
 
 
 class Window:

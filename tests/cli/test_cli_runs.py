@@ -192,7 +192,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_is_resumed_from_its_s
     assert main(["train", "ppo", "--env", "CartPole-v1", "--out", str(run)]) == 2
     assert f"rookery resume {run}" in capsys.readouterr().err
     assert main(["resume", str(run), "--quiet"]) == 0
-    assert "has no checkpoint yet: it begins anew" in capsys.readouterr().out
+    assert "has no checkpoint yet: it starts from the beginning" in capsys.readouterr().out
     assert newest(run) >= 1500
 
 
@@ -203,7 +203,7 @@ def test_evaluations_of_different_length_stand_beside_each_other(run):
     assert found == {2, 4}
 
 
-def test_an_environment_that_cannot_be_filmed_is_named_as_such(tmp_path, monkeypatch, capsys):
+def test_an_environment_that_cannot_be_recorded_is_named_as_such(tmp_path, monkeypatch, capsys):
     (tmp_path / "unseen_env.py").write_text(
         "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
     )
@@ -211,7 +211,7 @@ def test_an_environment_that_cannot_be_filmed_is_named_as_such(tmp_path, monkeyp
     words = ["--env", "unseen_env:make", "--out", str(tmp_path / "own"), "--preset", "cartpole"]
     assert main(["train", "ppo", *words, "--env-steps", "300", "--quiet"]) == 0
     assert main(["record", str(tmp_path / "own"), "--trust", "unseen_env"]) == 2
-    assert "cannot be filmed: whoever makes it does not take render_mode" in capsys.readouterr().err
+    assert "cannot be recorded: the factory does not accept render_mode" in capsys.readouterr().err
 
 
 def test_a_stored_run_starts_no_compiler_unless_its_user_says_so_again(run, capsys):

@@ -73,7 +73,7 @@ def test_a_report_travels_as_plain_data():
         ("rookery/Faulty-v0", {"fault": "nan_reward"}, "returned a reward of nan"),
         ("rookery/Faulty-v0", {"fault": "bad_shape"}, "of shape (6,), expected (3,)"),
         ("CartPole", {}, "did you mean CartPole-v"),
-        ("test_env_check:Forgetful", {}, "do not go on exactly"),
+        ("test_env_check:Forgetful", {}, "do not restore exactly"),
     ],
 )
 def test_errors(env, kwargs, words):

@@ -114,7 +114,6 @@ def test_a_factory_that_takes_num_envs_makes_the_batch(mode, adapter):
         ("something entirely else", {}, r"unknown environment .*package\.module:factory"),
         ("ALE/Pnog-v5", {}, "no Atari game 'Pnog'; did you mean ALE/Pong-v5"),
         ("ALE/Pong-v5", {"difficulty": 1}, "takes no env_kwargs .difficulty.; Atari options"),
-        ("LunarLander-v3", {}, r"not installed.*pip install 'gymnasium\[box2d\]'"),
         ("Blackjack-v1", {}, "observation is a Tuple.*FlattenObservation"),
     ],
 )
@@ -128,11 +127,13 @@ def test_a_request_that_cannot_be_met_is_explained(env, kwargs, words):
     [
         ("ale_py", "ALE/Pong-v5", r"ale-py .*pip install 'rookery\[atari\]'"),
         ("mujoco", "HalfCheetah-v5", r"not installed.*pip install 'rookery\[mujoco\]'"),
+        ("imageio", "HalfCheetah-v5", r"not installed.*pip install 'rookery\[mujoco\]'"),
+        ("Box2D", "LunarLander-v3", r"not installed.*pip install 'rookery\[box2d\]'"),
         ("dm_control", "dmc/cartpole-swingup", r"needs dm_control: pip install 'rookery\[dmc\]'"),
     ],
 )
 def test_without_its_package_the_extra_is_named(monkeypatch, module, env, words):
-    for loaded in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+    for loaded in [name for name in sys.modules if name.startswith(("gymnasium.envs.mujoco", "gymnasium.envs.box2d"))]:
         monkeypatch.delitem(sys.modules, loaded)  # what was imported while the package was there
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UsageError, match=words):

@@ -13,6 +13,7 @@ import pytest
 
 from rookery.algorithms.ppo import PPOConfig
 from rookery.core.config import RunConfig
+from rookery.core.machine import Machine
 from rookery.core.types import ActorReport, Episode, Failure, Sample, StepReport
 from rookery.metrics.journal import Journal, Ledger
 from rookery.tables.table import Losses
@@ -218,6 +219,16 @@ def test_a_record_tells_of_the_run_and_the_panel_of_more():
     assert abs(sum(record["shares"].values()) - 1) < 1e-9
     assert j.panel.shown["messages"] == ["hello"] and j.panel.shown["history"] == [(200, 2.0)]
     assert j.panel.shown["target_return"] == 475.0
+
+
+def test_the_advice_counts_the_cores_that_the_cgroup_allows(monkeypatch):
+    monkeypatch.setattr(Machine, "cores", lambda _: 3)
+    j = journal(topology="serial")
+    j.begin()
+    j.split.add("env", 40.0)
+    j._clock.now += 50.0
+    j.report(force=True)
+    assert "--topology local --actors 3" in j.panel.shown["advice"]
 
 
 def test_what_was_told_does_not_change_afterwards():

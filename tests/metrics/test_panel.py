@@ -161,7 +161,7 @@ class Broken(io.StringIO):
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_stream_that_fails_switches_the_panel_off(is_terminal):
     painter = Painter(Terminal(file=Broken(), force_terminal=is_terminal, _environ={}), clock=Clock())
-    with pytest.warns(UserWarning, match="the panel is off, training goes on: BrokenPipeError"):
+    with pytest.warns(UserWarning, match="the panel is off, training continues: BrokenPipeError"):
         painter.update(SNAPSHOT)
     painter.update(SNAPSHOT)
     painter.close()

@@ -146,7 +146,7 @@ def test_one_broken_sink_does_not_concern_the_others(tmp_path):
             sinks.write({"value": value})
         sinks.close()
     assert [str(warning.message) for warning in caught] == [
-        "Broken failed, training goes on: RuntimeError: no connection",
+        "Broken failed, training continues: RuntimeError: no connection",
         "Broken: 50 records were not written (RuntimeError: no connection)",
     ]
     assert len(read_records(tmp_path / "m")) == 50
@@ -160,7 +160,7 @@ def test_a_record_that_is_not_json_is_a_failure_of_the_sink_not_of_the_run(tmp_p
         sinks.write({"a": 1})
         sinks.close()
     said = [str(warning.message) for warning in caught]
-    assert len(said) == 2 and said[0].startswith("JsonlSink failed, training goes on: ")
+    assert len(said) == 2 and said[0].startswith("JsonlSink failed, training continues: ")
     assert said[1].startswith("m: 1 records were not written (")
     assert read_records(tmp_path / "m") == [{"a": 1}]
 
@@ -286,7 +286,7 @@ def test_records_that_a_full_disk_never_took_are_counted(tmp_path, monkeypatch):
             sinks.write({"value": value})
         sinks.close()
     said = [str(warning.message) for warning in caught]
-    assert "cannot be written (No space left on device): training goes on" in said[0]
+    assert "cannot be written (No space left on device): training continues" in said[0]
     assert said[1:] == ["metrics.jsonl: 3 records were not written (No space left on device)"]
     assert sinks.lost == {"metrics.jsonl": 3}
 
@@ -361,7 +361,7 @@ def test_tensorboard_has_a_folder_of_its_own_and_touches_no_other_file(tmp_path)
     (tmp_path / "mine" / "events.out.tfevents.mine").chmod(0o644)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "tensorboard").symlink_to(tmp_path / "mine")
-    with pytest.warns(UserWarning, match="training goes on without: .* it is a symbolic link"):
+    with pytest.warns(UserWarning, match="training continues without: .* it is a symbolic link"):
         assert len(Sinks.of_run(tmp_path / "run").sinks) == 1
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["events.out.tfevents.mine"]
     (tmp_path / "run" / "tensorboard").unlink()

@@ -50,12 +50,6 @@ def test_a_stage_left_by_an_exception_is_still_closed():
     assert split.seconds["env"] == 1 and split.seconds["learn"] == 1
 
 
-def test_take_starts_again_from_zero():
-    split = Split()
-    split.add("env", 2.0)
-    assert split.take()["env"] == 2.0 and split.take()["env"] == 0.0
-
-
 def test_an_unknown_stage_is_an_error():
     with pytest.raises(KeyError):
         Split().stage("sleep")
@@ -102,4 +96,4 @@ def test_advice_names_the_largest_share_and_a_remedy(stage, changes, cores, word
 
 def test_advice_is_modest_about_a_small_lead_and_silent_without_data():
     assert "takes the largest share (30%)" in advice({"env": 0.3, "learn": 0.25}, CONFIG, 2)
-    assert advice({}, CONFIG) == "" and advice({"env": None}, CONFIG) == ""
+    assert advice({}, CONFIG, 2) == "" and advice({"env": None}, CONFIG, 2) == ""

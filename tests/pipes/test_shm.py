@@ -257,8 +257,8 @@ def test_impossible_layouts_are_refused():
 # Weights
 
 
-def board(floats, **options):
-    return WeightBoard(Segment.create(WeightBoard.size(floats), "weights"), floats, **options)
+def board(floats):
+    return WeightBoard(Segment.create(WeightBoard.size(floats), "weights"))
 
 
 def test_weights_are_pulled_as_published():
@@ -360,10 +360,10 @@ def test_a_reader_that_is_always_overtaken_gives_up(monkeypatch):
 
 def test_another_process_rewriting_without_pause_is_never_read_torn():
     floats, writes, reads = 20_000, 20_000, 2_000
-    size = WeightBoard.size(floats) + Pulse.size(1)
-    segment = Segment.create(size, "weights")
-    weights, pulse = WeightBoard(segment, floats), Pulse(segment, 1, WeightBoard.size(floats))
-    writer = run_python("-m", "board_writer", *map(str, (segment.fd, size, floats, writes)), pass_fds=[segment.fd])
+    segments = Segment.create(WeightBoard.size(floats), "weights"), Segment.create(Pulse.size(1), "pulse")
+    weights, pulse = WeightBoard(segments[0]), Pulse(segments[1])
+    fds = [segment.fd for segment in segments]
+    writer = run_python("-m", "board_writer", *map(str, (*fds, floats, writes)), pass_fds=fds)
     into = np.empty(floats, np.float32)
     last, pulled = -1, 0
     try:
@@ -390,7 +390,7 @@ def test_another_process_rewriting_without_pause_is_never_read_torn():
 
 def test_a_beat_is_seen_by_all_and_touches_nobody_else():
     segment = Segment.create(Pulse.size(3), "pulse")
-    ours, theirs = Pulse(segment, 3), Pulse(Segment.attach(os.dup(segment.fd), segment.size))
+    ours, theirs = Pulse(segment), Pulse(Segment.attach(os.dup(segment.fd), segment.size))
     assert theirs.last(1) == (0.0, 0)
     ours.beat(1, 12)
     first, steps = theirs.last(1)

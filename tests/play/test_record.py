@@ -145,8 +145,8 @@ def test_an_endless_episode_is_cut_and_said_so(painter, tmp_path):
     "how, error, message",
     [
         ({"shapes": ((64, 64, 3), (32, 64, 3))}, EnvError, "changed its size"),
-        ({"shapes": ((64, 64),)}, EnvError, "a film needs uint8"),
-        ({"dtype": "float32"}, EnvError, "a film needs uint8"),
+        ({"shapes": ((64, 64),)}, EnvError, "a video needs uint8"),
+        ({"dtype": "float32"}, EnvError, "a video needs uint8"),
         ({"fail_at": 2}, LaneFault, "fell over"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_missing_package_is_named(run, monkeypatch, tmp_path):
 
 
 def test_an_odd_suffix_is_refused(run, tmp_path):
-    with pytest.raises(UsageError, match=r"a film ends in \.mp4"):
+    with pytest.raises(UsageError, match=r"a video file ends in \.mp4"):
         record(load(run.path), run.config, tmp_path / "film.gif")
 
 

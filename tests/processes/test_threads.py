@@ -44,16 +44,6 @@ def test_torch_is_told_only_when_the_number_changes(counted):
     assert counted[-1] == 7
 
 
-def test_a_block_ends_where_it_began(counted):
-    switch = Threads(config(threads=4))
-    with switch.learning():
-        with pytest.raises(KeyError), switch.acting():
-            assert counted[-1] == 1
-            raise KeyError
-        assert counted[-1] == 4
-    assert counted[-1] == 7
-
-
 def test_all_cores_are_the_default(counted, monkeypatch):
     monkeypatch.setattr(threads, "available_cores", lambda: 12)
     assert Threads(config()).budget.learning == 12

@@ -176,7 +176,7 @@ def test_a_run_that_has_no_checkpoint_yet_is_resumed_from_its_start(tmp_path):
     support_flaky.plan.clear()
     run = rookery.resume(tmp_path / "run", trust=("support_flaky",))
     assert run.summary["env_steps"] >= 400 and run.summary["exit_reason"] == "env_steps"
-    assert "no checkpoint yet: it begins anew" in (run.path / "metrics.jsonl").read_text()
+    assert "no checkpoint yet: it starts from the beginning" in (run.path / "metrics.jsonl").read_text()
 
 
 def test_it_may_then_have_another_number_of_actors(tmp_path):

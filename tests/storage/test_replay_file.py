@@ -273,14 +273,13 @@ def test_one_is_saved_at_a_time(tmp_path):
     assert names(tmp_path) == ["step-000000000003"] and writer.poll() is None
 
 
-def test_a_save_can_be_given_up(tmp_path):
+def test_a_save_whose_snapshot_is_closed_fails_and_leaves_the_last_one(tmp_path):
     life, gate = Life("uniform", 40), Gate()
     save(tmp_path, 1, life.table)
-    writer = Writer(gate)
-    writer.cancel()
-    writer.start(tmp_path, 2, Snapshot(life.table, 200))
+    writer, snapshot = Writer(gate), Snapshot(life.table, 200)
+    writer.start(tmp_path, 2, snapshot)
     assert gate.waiting.wait(60)
-    writer.cancel()
+    snapshot.close()
     gate.open()
     assert writer.join(60) and "closed before" in str(writer.poll()) and writer.poll() is None
     assert names(tmp_path) == ["step-000000000001"]

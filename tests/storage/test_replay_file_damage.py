@@ -18,7 +18,7 @@ from rookery.storage import files, replay_file
 from rookery.storage.files import MANIFEST, META, TENSORS
 from rookery.tables.snapshot import Snapshot
 
-ADVICE = "remove the folder to go on with an empty memory"
+ADVICE = "remove the folder to continue with an empty memory"
 
 
 @pytest.fixture(autouse=True)

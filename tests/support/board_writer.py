@@ -7,9 +7,9 @@ import numpy as np
 from rookery.pipes.shm import Pulse, Segment, WeightBoard
 
 if __name__ == "__main__":
-    fd, size, floats, least = (int(word) for word in sys.argv[1:])
-    segment = Segment.attach(fd, size)
-    board, pulse = WeightBoard(segment, floats), Pulse(segment, 1, WeightBoard.size(floats))
+    weights, beats, floats, least = (int(word) for word in sys.argv[1:])
+    board = WeightBoard(Segment.attach(weights, WeightBoard.size(floats)))
+    pulse = Pulse(Segment.attach(beats, Pulse.size(1)))
     vector = np.empty(floats, np.float32)
     version = 0
     while version < least or pulse.last(0)[1] == 0:

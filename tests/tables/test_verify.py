@@ -115,7 +115,7 @@ def forged_and_loaded(folder: Path, case: str, change) -> None:
 
 @pytest.mark.parametrize("name", FORGED)
 def test_a_forged_state_is_refused(tmp_path, name):
-    with pytest.raises(CheckpointError, match="remove the folder to go on with an empty memory"):
+    with pytest.raises(CheckpointError, match="remove the folder to continue with an empty memory"):
         forged_and_loaded(tmp_path, *FORGED[name])
 
 

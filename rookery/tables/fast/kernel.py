@@ -40,21 +40,22 @@ def pick(function: Callable[..., Any], signature: str, otherwise: Callable[..., 
 @functools.cache
 def compiled(function: Callable[..., Any], signature: str, nogil: bool = False) -> Callable[..., Any]:
     """With `nogil` other threads go on meanwhile: for work that is long beside the wait for the lock."""
-    njit = functools.partial(numba().njit, signature, error_model="numpy", nogil=nogil)
+    module = numba()
+    assert module is not None, "numba is not installed: `pick` chooses the numpy code"
+    njit = functools.partial(module.njit, signature, error_model="numpy", nogil=nogil)
     folder = cache.directory()
     if folder is None:
         return njit()(function)
     try:
-        with _kept_in(folder):
+        with _kept_in(module.config, folder):
             return njit(cache=True)(function)
     except RuntimeError:  # numba cannot write there
         return njit()(function)
 
 
 @contextmanager
-def _kept_in(folder: Path) -> Iterator[None]:
+def _kept_in(config: Any, folder: Path) -> Iterator[None]:
     """numba looks in this directory and in no other; the settings of the user's own kernels stay what they were."""
-    config = numba().config
     with _SETTINGS:
         before = config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES
         config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = str(folder), "UserProvidedCacheLocator"

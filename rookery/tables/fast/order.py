@@ -75,7 +75,7 @@ def _change(key, pool, first, block, fill, free, used, slot, new, done) -> int:
                 for c in range(_HALF):
                     pool[block[d + 1], c] = pool[block[d], _HALF + c]
                 fill[d], fill[d + 1], first[d + 1] = _HALF, _HALF, pool[block[d], _HALF]
-                d += np.int64(value >= first[d + 1])
+                d += int(value >= first[d + 1])
             row, at, end = pool[block[d]], 0, fill[d]  # the first key that is not below the value
             while at < end:
                 middle = (at + end) >> 1

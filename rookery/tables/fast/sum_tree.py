@@ -60,7 +60,7 @@ def _find(leaf, node, start, where, strata, found, share) -> bool:
         valid &= (row[0] >= 0) & (row[8] >= 0)
     for k in range(n if valid else 0):
         at, mass = found[k], share[k]
-        upto, j = 0.0, 0
+        upto, j = 0.0, np.int64(0)
         for c in range(15):
             upto += leaf[at, c]
             j += np.int64(upto <= mass)
