@@ -70,6 +70,7 @@ class InlineCrew:
                 lanes.close()
         finally:
             self.marked.__exit__()
+            self._producers = []  # each holds on to this crew, and the crew by way of its setup to the table
 
     def _make(self) -> Lanes:
         # Environments with threads of their own may use every core here; what they compute does not depend on it.

@@ -108,9 +108,8 @@ def test_a_run_goes_on_whose_last_unrolls_were_not_delivered_by_all(tmp_path, mo
     """A signal may come while one actor hangs: the others have delivered, and that one has not."""
     write = Job._write
 
-    def without_one(job, snapshots):
-        job.sequences[1] -= 1
-        write(job, [None, None])
+    def without_one(job, snapshots, sequences):
+        write(job, [None, None], [sequences[0], sequences[1] - 1])
 
     with monkeypatch.context() as patch:
         patch.setattr(Job, "_write", without_one)
@@ -149,7 +148,7 @@ def test_what_was_learnt_before_environments_ended_the_run_is_saved(tmp_path, re
 def test_a_disk_that_does_not_take_it_is_said_and_the_environments_words_come_first(tmp_path, monkeypatch):
     support_flaky.plan["step"] = 350
 
-    def full(job, snapshots):
+    def full(job, snapshots, sequences):
         raise StorageError("no space left")
 
     monkeypatch.setattr(Job, "_write", full)
@@ -266,7 +265,7 @@ def test_a_slow_environment_is_saved_by_the_clock(tmp_path, monkeypatch):
     times = itertools.count(0.0, 600.0)
     saved = []
     write = Job._write
-    monkeypatch.setattr(Job, "_write", lambda job, states: (saved.append(job.journal.env_steps), write(job, states)))
+    monkeypatch.setattr(Job, "_write", lambda job, *told: (saved.append(job.journal.env_steps), write(job, *told)))
     init = Job.__post_init__
     monkeypatch.setattr(Job, "__post_init__", lambda job: (setattr(job, "clock", lambda: next(times)), init(job))[0])
     rookery.train("ppo", env="CartPole-v1", out=str(tmp_path / "a"), **PPO, env_steps=80)

@@ -29,7 +29,7 @@ TINY = ["--env-steps", "64", "--algo.unroll", "8", "--algo.epochs", "1", "--algo
 def signalling(marker: str, where: str, number: int, then: str = "goes on", group: bool = False) -> Counter:
     """An environment that signals the run when it is made, in the probe, in a worker or in the run itself; once."""
     main_module = sys.modules["__main__"].__spec__
-    here = {"rookery.crews.answer": "probe", "rookery.crews.local_actor": "worker"}
+    here = {"rookery.crews.answer": "probe", "rookery.crews.actor_main": "worker"}
     place = here.get(main_module.name if main_module else "", "run")
     if place == where and not Path(marker).exists():
         Path(marker).touch()
@@ -73,7 +73,7 @@ def test_nobody_waits_for_an_environment_that_takes_long_to_make(tmp_path, where
 def test_a_probe_that_takes_long_is_ended_and_nothing_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cli_train, "PROBE", 0.2)
     assert main(words(tmp_path, "probe", then="hangs")) == 75
-    assert "nothing was written: give the command again" in capsys.readouterr().err
+    assert "nothing was written: run the command again" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
