@@ -263,14 +263,16 @@ class WorkerPool:
     # Going
 
     def lose(self, index: int, lost: Lost) -> None:
-        """A worker cannot go on: have it ended. It is aborted if it has not ended by itself in time."""
+        """A worker cannot go on: have it ended. It is aborted if it has not ended by itself in time.
+
+        Its end is reported by a later `poll`: what it has delivered before is then where it belongs.
+        """
         place = self.places[index]
         assert place.worker is not None
         self._forget(place.worker.channel)
         place.worker.abort(lost.patience)
         place.lost = lost
         self._enter(place, State.ENDING, lost.patience + ABORT_WAIT + KILL_WAIT)
-        self._advance(place)
 
     def _end(self, place: Place) -> None:
         """Once a lost worker has ended, count what was lost with it, and have it replaced.
