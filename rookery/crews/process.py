@@ -244,9 +244,10 @@ class ProcessCrew:
         for index in asked:
             self.pool.tell(index, {"op": "snapshot"})
         while asked and (left := patience.left()) > 0:
-            for index in self.pool.poll(min(left, LOOK)):
-                states[index] = self._state(index)
-                asked.discard(index)
+            for index in asked.intersection(self.pool.poll(min(left, LOOK))):
+                if self.pool.channel(index).poll():  # else a part of a large state has come
+                    states[index] = self._state(index)
+                    asked.discard(index)
             asked = {index for index in asked if self.pool.places[index].state is State.UP}
         for index in asked:
             self.pool.lose(index, self.pool.hung(index, patience.spent()))
