@@ -141,7 +141,10 @@ class ProcessCrew:
         if now - self._looked >= LOOK:
             self._looked = now
             for index in self._overdue():
-                self.pool.lose(index, self.pool.hung(index, self._buffers.pulse.age(index)))
+                if self.pool.channel(index).poll():  # it has finished, and waits for us to read it
+                    self._hear(index, deliveries)
+                else:
+                    self.pool.lose(index, self.pool.hung(index, self._buffers.pulse.age(index)))
         return deliveries
 
     def _hear(self, index: int, deliveries: list[Delivery]) -> None:
@@ -215,16 +218,13 @@ class ProcessCrew:
         return steps
 
     def _overdue(self) -> list[int]:
-        """Workers without a sign of life for too long; a request to shut down shortens our patience.
-
-        One that has finished and waits for us to read it gives no sign either, and is not late.
-        """
+        """Workers without a sign of life for too long; a request to shut down shortens our patience."""
         pulse = self._buffers.pulse
         busy = [i for i, slots in enumerate(self._slots) if slots and self.pool.places[i].state is State.UP]
         late = [index for index in busy if self._deadlines[index].expired(pulse.last(index))]
         if self.signals.requested is not None:
             late += [i for i in busy if i not in late and pulse.age(i) > self._hurried]
-        return [i for i in late if not self.pool.channel(i).poll()]
+        return late
 
     def _where(self, index: int) -> str:
         slots = self._slots[index]
