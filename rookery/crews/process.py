@@ -59,6 +59,7 @@ class ProcessCrew:
         self._slots: list[deque[int]] = [deque() for _ in range(config.actors)]  # ordered; it is filling the first
         self._ordered = 0
         self._deadlines = [Deadline(self._limits.step_deadline) for _ in range(config.actors)]
+        self._kept: dict[int, dict[str, Any]] = {}  # what a worker has said and is dealt with by the next call
         self._looked = 0.0
         self._complained = False  # about snapshots, to the user
         self._setup: Setup | None = None
@@ -135,7 +136,8 @@ class ProcessCrew:
 
     def arrived(self, patience: float) -> list[Delivery]:
         deliveries: list[Delivery] = []
-        for index in self.pool.poll(patience):
+        kept = list(self._kept)
+        for index in dict.fromkeys([*kept, *self.pool.poll(0.0 if kept else patience)]):
             self._hear(index, deliveries)
         now = time.monotonic()
         if now - self._looked >= LOOK:
@@ -148,15 +150,21 @@ class ProcessCrew:
         return deliveries
 
     def _hear(self, index: int, deliveries: list[Delivery]) -> None:
-        """Everything that a worker has said: unrolls, and at last the end it came to, if it came to one."""
+        """Everything that a worker has said: unrolls, and at last the end it came to, if it came to one.
+
+        The failure of an environment after an unroll is kept until that unroll is where it belongs.
+        """
         channel = self.pool.channel(index)
         try:
-            while self.pool.places[index].state is State.UP and channel.poll():
-                message = self.pool.read(index)
-                if message["op"] == "cut":
-                    self._cut(index, message)
-                else:
+            while self.pool.places[index].state is State.UP and (index in self._kept or channel.poll()):
+                message = self._kept.pop(index, None) or self.pool.read(index)
+                if message["op"] != "cut":
                     deliveries.append(self._delivery(index, message))
+                elif any(delivery.actor == index for delivery in deliveries):
+                    self._kept[index] = message
+                    return
+                else:
+                    self._cut(index, message)
         except Lost as lost:
             self.pool.lose(index, lost)
 
