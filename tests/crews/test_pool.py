@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_crew import APEX, GORILA, balances
+from support_crew import APEX, GORILA, PPO, balances, kill
 
 import rookery
 from rookery.core.types import Delivery
 from rookery.crews.pool import Place, WorkerPool
 from rookery.crews.process import ProcessCrew
 from rookery.processes.failure import Lost
+from rookery.topologies.loop import Loop
 
 FINISHED = "rookery.metrics.journal.Journal.finished"
 FREE = [("apex_dqn", APEX), ("gorila", GORILA)]
@@ -117,3 +118,23 @@ def test_an_actor_that_dies_when_all_is_done_is_nobodys_trouble(tmp_path, monkey
     )  # fmt: skip
     assert run.exit_code == 0 and run.summary["exit_reason"] == "target_return"
     assert run.summary["ledger"]["dropped"]["actor_died"] > 0
+
+
+def test_a_worker_that_dies_between_two_rounds_is_replaced_and_no_step_is_lost(tmp_path, monkeypatch):
+    """While the learner learns, nobody has an order."""
+    step, killed = Loop._step, []
+
+    def step_and_kill(loop: Loop, *args: Any, **kwargs: Any) -> Any:
+        assert not loop.crew.ordered
+        if loop.trainer.updates == 3 and not killed:
+            killed.append(1)
+            kill(loop.crew, 1)
+        return step(loop, *args, **kwargs)
+
+    monkeypatch.setattr(Loop, "_step", step_and_kill)
+    run = rookery.train(
+        "ppo", env="CartPole-v1", out=str(tmp_path / "run"), env_steps=600, **PPO | {"topology": "local"}
+    )
+    ledger = run.summary["ledger"]
+    assert killed and run.summary["restarts"] == 1 and run.summary["exit_reason"] == "env_steps"
+    assert ledger["dropped"] == {} and ledger["trained"] == ledger["collected"] >= 600
