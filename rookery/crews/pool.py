@@ -194,11 +194,11 @@ class WorkerPool:
 
     # Coming up
 
-    def _start(self, place: Place) -> None:
-        """A process for this place: the spare one if there is one."""
+    def _start(self, place: Place, anew: bool = False) -> None:
+        """A process for this place: the spare one if there is one, or in any case a new one."""
         message = self._message() | {"index": place.index, "incarnation": place.incarnation}
         name, log = f"actor {place.index}", self._logs / f"actor-{place.index}.log"
-        worker = self.spare.take()
+        worker = None if anew else self.spare.take()
         if worker is not None and not worker.assign(name, message, log):
             self._let_go(worker)
             worker = None
@@ -242,7 +242,7 @@ class WorkerPool:
         assert place.worker is not None
         self._forget(place.worker.channel)  # stopped, or stuck: a process of its own takes the place
         self._let_go(place.worker)
-        self._start(place)
+        self._start(place, anew=True)  # the next spare has just begun to load, and would be late too
 
     def _check_spec(self, index: int, spec: EnvSpec) -> None:
         if self.spec is not None and spec != self.spec:

@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium
 import pytest
-from support_crew import GORILA, MODE, PPO, balances, kill
+from support_crew import GORILA, LONG, MODE, PPO, balances, kill
 
 import rookery
 from rookery.core.errors import RookeryError
@@ -22,6 +22,7 @@ from rookery.crews.process import ProcessCrew
 from rookery.processes import spare
 from rookery.processes.signals import Signals
 from rookery.processes.spare import AFTER, TRIES, Spare
+from rookery.processes.worker import Worker
 from rookery.topologies import local
 from rookery.topologies.loop import Loop
 
@@ -170,6 +171,7 @@ RUNS = [("ppo", PPO | {"topology": "local", "preset": "vector"}), ("gorila", GOR
 
 @pytest.mark.parametrize(("recipe", "fields"), RUNS)
 def test_a_killed_worker_is_replaced_by_the_spare_process(tmp_path, monkeypatch, loops, recipe, fields):
+    monkeypatch.setattr(pool, "ASSIGNED", LONG)  # it may still load its libraries
     watch = Watch(monkeypatch, loops)
     run = rookery.train(recipe, env="test_spare:talking", out=str(tmp_path / "run"), env_steps=10**9, **fields)
     assert run.summary["restarts"] == 1
@@ -181,13 +183,23 @@ def test_a_killed_worker_is_replaced_by_the_spare_process(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("how", ["stopped", "hangs"])
 def test_a_spare_process_that_does_not_take_its_work_is_replaced_by_a_new_process(tmp_path, monkeypatch, loops, how):
-    """It is not counted as a failure, and gets less time than a worker has to start."""
+    """It is not counted as a failure, and gets less time than a worker has to start.
+
+    The next spare process, which is there by then, may be no better: it is not tried.
+    """
+    assign, assigned = Worker.assign, []
+
+    def assign_once(worker: Worker, *args: Any) -> bool:
+        assigned.append(worker.pid)
+        assert len(assigned) == 1
+        return assign(worker, *args)
 
     def stop(pid: int) -> None:
         if how == "stopped":
             os.kill(pid, signal.SIGSTOP)
 
-    monkeypatch.setattr(pool, "ASSIGNED", 0.1)
+    monkeypatch.setattr(Worker, "assign", assign_once)
+    monkeypatch.setattr(pool, "ASSIGNED", 2 * pool.LOOK)
     if how == "hangs":
         monkeypatch.setenv(MODE, how)
         monkeypatch.setattr(local, "ProcessCrew", partial(ProcessCrew, module="support_crew"))
