@@ -82,6 +82,18 @@ def slow(calls: str, at: int) -> gymnasium.Env:
     return Counter()
 
 
+def stuck() -> gymnasium.Env:
+    """An environment whose first reset has no end, and requests shutdown."""
+    env = Counter()
+
+    def reset(**kwargs: Any) -> NoReturn:
+        os.kill(os.getppid(), signal.SIGTERM)
+        hang()
+
+    env.reset = reset
+    return env
+
+
 def deaf(marker: str) -> gymnasium.Env:
     """At its first step, once: hears no SIGABRT, writes no stack, and gives no sign of life any more."""
     env = Counter()

@@ -123,8 +123,8 @@ class WorkerPool:
 
     def stop(self) -> None:
         """End everybody, politely if possible; waits for it."""
-        if all(place.state in (State.STARTING, State.READY) for place in self.places):
-            self.kill()  # one that still imports or makes environments does not hear a request
+        if not any(place.state is State.UP for place in self.places):
+            self.kill()  # one that still imports, makes or resets environments does not hear a request
         stop_all(self._everybody(), STOP)
         self._listener.close()
         self.opened = self.failed = None  # they hold on to the crew, which holds on to us

@@ -110,6 +110,13 @@ def test_a_start_that_takes_too_long_after_a_request_to_shut_down_ends_and_nobod
     assert len(calls.read_text().splitlines()) == 1
 
 
+def test_before_the_first_worker_is_up_a_request_to_shut_down_kills_at_once(tmp_path, crews):
+    """Those that reset their environments would not hear a polite request: nobody waits for an answer."""
+    with pytest.raises(Stopped):
+        train_ppo(tmp_path, "stuck", {}, env_steps=600, **ALONE)
+    assert [place.worker.exitcode for place in crews[0].pool.places] == [-signal.SIGKILL]
+
+
 def test_a_replacement_that_takes_too_long_after_a_request_to_shut_down_is_given_up_and_the_run_is_saved(tmp_path):
     calls = tmp_path / "calls"
     run = train_ppo(
