@@ -51,6 +51,8 @@ class InlineCrew:
         self._plan = FaultPlan.parse(config.fault_plan)
         self._orders: deque[int] = deque()
         self._filled: list[Delivery] = []  # not arrived yet
+        self._failed: dict[int, EnvError | InjectedFault] = {}  # actors that are not replaced yet
+        self._void: list[int] = []  # orders of theirs that nobody fills
         self._chance = random.Random(seed_of(config.seed, "arrivals"))
 
     def __enter__(self) -> InlineCrew:
@@ -113,7 +115,7 @@ class InlineCrew:
 
     @property
     def ordered(self) -> int:
-        return len(self._orders) + len(self._filled)
+        return len(self._orders) + len(self._filled) + len(self._void)
 
     @property
     def busy(self) -> bool:
@@ -131,27 +133,42 @@ class InlineCrew:
         if self._orders:
             self._threads.acting()
         while self._orders:
-            delivery = self._fill(self._producers[self._orders.popleft()])
-            if delivery is not None and self._in_order:
-                yield delivery
-            elif delivery is not None:
-                self._filled.append(delivery)
+            self._fill(self._orders.popleft())
+            if self._in_order and self._filled:
+                yield self._filled.pop()
+        waiting = {delivery.actor for delivery in self._filled}
+        for actor in [actor for actor in self._failed if actor not in waiting]:
+            self._replace(actor)
         if self._filled:
-            yield self._filled.pop(self._chance.randrange(len(self._filled)))
+            actor = self._chance.choice(self._filled).actor
+            first = next(i for i, delivery in enumerate(self._filled) if delivery.actor == actor)
+            yield self._filled.pop(first)
 
-    def _fill(self, producer: Producer) -> Delivery | None:
-        """None if the actor failed: what it was to fill has to be ordered again, as it has of a process."""
-        actor, arrays = producer.index, self._free.pop()
+    def _fill(self, actor: int) -> None:
+        """What an actor that fails was to fill is ordered again, as it is of a process."""
+        if actor in self._failed:
+            self._void.append(actor)
+            return
+        producer, arrays = self._producers[actor], self._free.pop()
         try:
             report = producer.fill(arrays, self.version or 0, self._tick(producer))
         except (EnvError, InjectedFault) as error:
-            self._release(actor, arrays)
-            self._fail(producer, error)
-            self._begin(producer)
-            return None
+            self._free.append(arrays)
+            self._void.append(actor)
+            self._failed[actor] = error  # told when what it had filled before has arrived
+            return
         self._restarts[actor].worked()
         self.sequences[actor] += 1
-        return Delivery(actor, self.sequences[actor] - 1, arrays, report, partial(self._release, actor, arrays))
+        release = partial(self._release, actor, arrays)
+        self._filled.append(Delivery(actor, self.sequences[actor] - 1, arrays, report, release))
+
+    def _replace(self, actor: int) -> None:
+        """An actor that has failed: its orders are void, and there is room for others."""
+        error, producer = self._failed.pop(actor), self._producers[actor]
+        self.openings.extend(each for each in self._void if each == actor)
+        self._void = [each for each in self._void if each != actor]
+        self._fail(producer, error)
+        self._begin(producer)
 
     def _release(self, actor: int, arrays: Arrays) -> None:
         self._free.append(arrays)

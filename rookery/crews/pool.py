@@ -123,8 +123,8 @@ class WorkerPool:
 
     def stop(self) -> None:
         """End everybody, politely if possible; waits for it."""
-        if all(place.state in (State.STARTING, State.READY) for place in self.places):
-            self.kill()  # one that still imports or makes environments does not hear a request
+        if not any(place.state is State.UP for place in self.places):
+            self.kill()  # one that still imports, makes or resets environments does not hear a request
         stop_all(self._everybody(), STOP)
         self._listener.close()
         self.opened = self.failed = None  # they hold on to the crew, which holds on to us
@@ -194,11 +194,11 @@ class WorkerPool:
 
     # Coming up
 
-    def _start(self, place: Place) -> None:
-        """A process for this place: the spare one if there is one."""
+    def _start(self, place: Place, anew: bool = False) -> None:
+        """A process for this place: the spare one if there is one, or in any case a new one."""
         message = self._message() | {"index": place.index, "incarnation": place.incarnation}
         name, log = f"actor {place.index}", self._logs / f"actor-{place.index}.log"
-        worker = self.spare.take()
+        worker = None if anew else self.spare.take()
         if worker is not None and not worker.assign(name, message, log):
             self._let_go(worker)
             worker = None
@@ -242,7 +242,7 @@ class WorkerPool:
         assert place.worker is not None
         self._forget(place.worker.channel)  # stopped, or stuck: a process of its own takes the place
         self._let_go(place.worker)
-        self._start(place)
+        self._start(place, anew=True)  # the next spare has just begun to load, and would be late too
 
     def _check_spec(self, index: int, spec: EnvSpec) -> None:
         if self.spec is not None and spec != self.spec:
@@ -263,14 +263,16 @@ class WorkerPool:
     # Going
 
     def lose(self, index: int, lost: Lost) -> None:
-        """A worker cannot go on: have it ended. It is aborted if it has not ended by itself in time."""
+        """A worker cannot go on: have it ended. It is aborted if it has not ended by itself in time.
+
+        Its end is reported by a later `poll`: what it has delivered before is then where it belongs.
+        """
         place = self.places[index]
         assert place.worker is not None
         self._forget(place.worker.channel)
         place.worker.abort(lost.patience)
         place.lost = lost
         self._enter(place, State.ENDING, lost.patience + ABORT_WAIT + KILL_WAIT)
-        self._advance(place)
 
     def _end(self, place: Place) -> None:
         """Once a lost worker has ended, count what was lost with it, and have it replaced.

@@ -140,10 +140,13 @@ class ProcessCrew:
         if now - self._looked >= LOOK:
             self._looked = now
             for index in self._overdue():
-                self.pool.lose(index, self.pool.hung(index, self._buffers.pulse.age(index)))
+                if self.pool.channel(index).poll():  # it has finished, and waits for us to read it
+                    yield from self._hear(index)
+                else:
+                    self.pool.lose(index, self.pool.hung(index, self._buffers.pulse.age(index)))
 
     def _hear(self, index: int) -> Iterator[Delivery]:
-        """Everything that a worker has said: unrolls, and at last the end it came to, if it came to one."""
+        """Everything that a worker has said, in order: unrolls, failures of single environments, its own failure."""
         channel = self.pool.channel(index)
         try:
             while self.pool.places[index].state is State.UP and channel.poll():
@@ -213,16 +216,13 @@ class ProcessCrew:
         return steps
 
     def _overdue(self) -> list[int]:
-        """Workers without a sign of life for too long; a request to shut down shortens our patience.
-
-        One that has finished and waits for us to read it gives no sign either, and is not late.
-        """
+        """Workers without a sign of life for too long; a request to shut down shortens our patience."""
         pulse = self._buffers.pulse
         busy = [i for i, slots in enumerate(self._slots) if slots and self.pool.places[i].state is State.UP]
         late = [index for index in busy if self._deadlines[index].expired(pulse.last(index))]
         if self.signals.requested is not None:
             late += [i for i in busy if i not in late and pulse.age(i) > self._hurried]
-        return [i for i in late if not self.pool.channel(i).poll()]
+        return late
 
     def _where(self, index: int) -> str:
         slots = self._slots[index]
@@ -242,9 +242,10 @@ class ProcessCrew:
         for index in asked:
             self.pool.tell(index, {"op": "snapshot"})
         while asked and (left := patience.left()) > 0:
-            for index in self.pool.poll(min(left, LOOK)):
-                states[index] = self._state(index)
-                asked.discard(index)
+            for index in asked.intersection(self.pool.poll(min(left, LOOK))):
+                if self.pool.channel(index).poll():  # else a part of a large state has come
+                    states[index] = self._state(index)
+                    asked.discard(index)
             asked = {index for index in asked if self.pool.places[index].state is State.UP}
         for index in asked:
             self.pool.lose(index, self.pool.hung(index, patience.spent()))

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
-from rookery.crews.staff import Staff
+from support_crew import GORILA, LONG, MODE, PPO, balances, kill
 
 import rookery
 from rookery.core.errors import RookeryError
-from rookery.crews import staff
-from rookery.crews.process import Crew
+from rookery.core.types import Delivery
+from rookery.crews import pool
+from rookery.crews.pool import WorkerPool
+from rookery.crews.process import ProcessCrew
 from rookery.processes import spare
 from rookery.processes.signals import Signals
 from rookery.processes.spare import AFTER, TRIES, Spare
-
-LONG = 120.0  # seconds: never reached unless something is broken
-PPO = {"quiet": True, "algo": {"unroll": 16, "epochs": 1, "minibatches": 1}, "actors": 2, "envs_per_actor": 2}
-REPLAY = {"min_size": 100, "batch": 16, "capacity": 600, "samples_per_insert": 2.0}
-GORILA = PPO | {"algo": {"replay": REPLAY}, "topology": "async_grads"}
+from rookery.processes.worker import Worker
+from rookery.topologies import local
+from rookery.topologies.loop import Loop
 
 
 class Clock:
@@ -106,11 +107,14 @@ def test_it_can_be_switched_off(tmp_path, monkeypatch, wanted):
     monkeypatch.setattr(spare, "AFTER", 0.0)
     config = rookery.configure("ppo", "CartPole-v1", supervisor={"spare": wanted})
     with Signals() as signals:
-        people = Staff(config, tmp_path / "logs", signals, "no_such_module", dict, lambda index: "")
-        people.spare.expect()
-        people.look()
-        assert (people.spare.worker is not None) == wanted
-        people.stop()
+        workers = WorkerPool(
+            config, "unrolls", tmp_path / "logs", signals, dict,
+            up=lambda index: None, ended=lambda index: 0, where=lambda index: "", module="no_such_module",
+        )  # fmt: skip
+        workers.spare.expect()
+        workers.poll(0.0)
+        assert (workers.spare.worker is not None) == wanted
+        workers.stop()
 
 
 def named(folder: Path) -> list[int]:
@@ -132,41 +136,78 @@ def talking() -> gymnasium.Env:
     return gymnasium.make("CartPole-v1")
 
 
-def kill_when_there(crew: Crew, done: list[int]) -> None:
-    """Kill actor 1 once the spare process is there."""
-    worker = crew.staff.spare.worker
-    if not done and worker is not None:
-        done.append(worker.pid)
-        fd = os.pidfd_open(crew.staff.workers[1].pid)
-        os.kill(crew.staff.workers[1].pid, signal.SIGKILL)
-        assert select.select([fd], [], [], LONG)[0]
-        os.close(fd)
+class Watch:
+    """Kills actor 1 as soon as there is a spare process, and ends the run when its successor has delivered thrice."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, loops: list[Loop], before: Callable[[int], None] = lambda _: None
+    ):
+        self.spares: list[int] = []  # the process that was to take over
+        self.successors: list[int] = []  # the process that did, for each of its deliveries
+        arrived = ProcessCrew.arrived
+
+        def watched(crew: ProcessCrew, patience: float) -> Iterator[Delivery]:
+            if not self.spares and loops[0].job.journal.env_steps > 100:
+                crew.pool._looked = 0.0  # have it start a spare process now, if there is none
+                if crew.pool.spare.worker is not None:
+                    self.spares.append(crew.pool.spare.worker.pid)
+                    before(self.spares[0])
+                    kill(crew, 1)
+            for delivery in arrived(crew, patience):
+                place = crew.pool.places[1]
+                if place.incarnation and delivery.actor == 1:
+                    self.successors.append(place.worker.pid)
+                yield delivery
+
+        monkeypatch.setattr(spare, "AFTER", 0.0)
+        monkeypatch.setattr(ProcessCrew, "arrived", watched)
+        monkeypatch.setattr(
+            "rookery.metrics.journal.Journal.finished", lambda _: "env_steps" if len(self.successors) > 2 else None
+        )
 
 
-@pytest.mark.parametrize(("recipe", "fields"), [("ppo", PPO | {"topology": "local"}), ("gorila", GORILA)])
-def test_a_killed_worker_is_replaced_by_the_spare_process(tmp_path, monkeypatch, recipe, fields):
-    monkeypatch.setattr(spare, "AFTER", 0.0)
-    monkeypatch.setattr(staff, "LOOK", 0.0)
-    arrived, killed, seen, successor = Crew.arrived, [], [], {}
+RUNS = [("ppo", PPO | {"topology": "local", "preset": "vector"}), ("gorila", GORILA)]
 
-    def watched(crew: Crew, timeout: float, again: bool = True):
-        if crew._job.journal.env_steps > 100:
-            kill_when_there(crew, killed)
-        for actor, slot, report in arrived(crew, timeout, again):
-            if killed and actor == 1 and crew.staff.incarnation[1] == 1:
-                successor["pid"] = crew.staff.workers[1].pid
-                seen.append(crew._job.journal.env_steps)
-            yield actor, slot, report
 
-    monkeypatch.setattr(Crew, "arrived", watched)
-    monkeypatch.setattr(
-        "rookery.metrics.journal.Journal.finished", lambda journal: "env_steps" if len(seen) > 2 else None
-    )
-    fields = fields | {"preset": "vector"} if recipe == "ppo" else fields
+@pytest.mark.parametrize(("recipe", "fields"), RUNS)
+def test_a_killed_worker_is_replaced_by_the_spare_process(tmp_path, monkeypatch, loops, recipe, fields):
+    monkeypatch.setattr(pool, "ASSIGNED", LONG)  # it may still load its libraries
+    watch = Watch(monkeypatch, loops)
     run = rookery.train(recipe, env="test_spare:talking", out=str(tmp_path / "run"), env_steps=10**9, **fields)
-    assert run.summary["restarts"] == 1 and successor["pid"] == killed[0], "the spare process has done the work"
-    ledger = run.summary["ledger"]
-    dropped, kept = sum(ledger["dropped"].values()), ledger.get("evicted", 0) + ledger["in_flight"]
-    assert ledger["collected"] == ledger["trained"] + dropped + kept
+    assert run.summary["restarts"] == 1
+    assert set(watch.successors) == set(watch.spares), "the spare process has done the work"
+    assert balances(run.summary["ledger"])
     assert named(tmp_path) == []
-    assert f"hello from {killed[0]}" in (run.path / "logs" / "actor-1.log").read_text()
+    assert f"hello from {watch.spares[0]}" in (run.path / "logs" / "actor-1.log").read_text()
+
+
+@pytest.mark.parametrize("how", ["stopped", "hangs"])
+def test_a_spare_process_that_does_not_take_its_work_is_replaced_by_a_new_process(tmp_path, monkeypatch, loops, how):
+    """It is not counted as a failure, and gets less time than a worker has to start.
+
+    The next spare process, which is there by then, may be no better: it is not tried.
+    """
+    assign, assigned = Worker.assign, []
+
+    def assign_once(worker: Worker, *args: Any) -> bool:
+        assigned.append(worker.pid)
+        assert len(assigned) == 1
+        return assign(worker, *args)
+
+    def stop(pid: int) -> None:
+        if how == "stopped":
+            os.kill(pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(Worker, "assign", assign_once)
+    monkeypatch.setattr(pool, "ASSIGNED", 2 * pool.LOOK)
+    if how == "hangs":
+        monkeypatch.setenv(MODE, how)
+        monkeypatch.setattr(local, "ProcessCrew", partial(ProcessCrew, module="support_crew"))
+    watch = Watch(monkeypatch, loops, stop)
+    recipe, fields = RUNS[0]
+    run = rookery.train(recipe, env="test_spare:talking", out=str(tmp_path / "run"), env_steps=10**9, **fields)
+    assert run.summary["restarts"] == 1
+    assert len(set(watch.successors)) == 1 and watch.spares[0] not in watch.successors
+    assert balances(run.summary["ledger"])
+    assert named(tmp_path) == []
+    assert f"hello from {watch.spares[0]}" not in (run.path / "logs" / "actor-1.log").read_text()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from rookery.pipes.channel import Channel, ChannelClosed, ChannelTimeout, pack_tree, pair, unpack_tree, wait
+from rookery.pipes.channel import Channel, ChannelClosed, ChannelTimeout, Listener, pack_tree, pair, unpack_tree, wait
 
 
 @pytest.fixture
@@ -208,6 +208,98 @@ def test_wait_comes_back_when_it_is_woken(ends):
     assert wait(list(ends), 3600, wake=read) == []
     ends[0].send({"n": 1}, 1)
     assert wait(list(ends), 3600, wake=read) == [ends[1]]
+    os.close(read)
+    os.close(write)
+
+
+# Listeners
+
+
+@pytest.fixture
+def crowd():
+    """A listener to four channels, and the peers."""
+    pairs = [pair() for _ in range(4)]
+    ours, theirs = [channel for channel, _ in pairs], [Channel.from_fd(fd) for _, fd in pairs]
+    listener = Listener()
+    for channel in ours:
+        listener.add(channel)
+    yield listener, ours, theirs
+    listener.close()
+    for channel in (*ours, *theirs):
+        channel.close()
+
+
+def heard(listener: Listener, ours: list[Channel], timeout: float) -> list[int]:
+    return sorted(ours.index(channel) for channel in listener.wait(timeout))
+
+
+def test_a_listener_hears_exactly_those_who_have_said_something(crowd):
+    listener, ours, theirs = crowd
+    assert heard(listener, ours, 0.0) == []
+    theirs[1].send({"n": 1}, 1)
+    theirs[2].send({"n": 2}, 1)
+    assert heard(listener, ours, 3600) == [1, 2]
+    assert heard(listener, ours, 3600) == [1, 2], "as long as it lies there"
+    assert ours[1].recv(0) == {"n": 1}
+    assert heard(listener, ours, 3600) == [2]
+    assert ours[2].recv(0) == {"n": 2}
+    assert heard(listener, ours, 0.0) == []
+
+
+def test_a_listener_hears_the_end_of_a_peer_until_the_channel_is_removed(crowd):
+    listener, ours, theirs = crowd
+    theirs[3].send({"n": 1}, 1)
+    theirs[3].close()
+    for _ in range(2):
+        assert heard(listener, ours, 3600) == [3]
+        while ours[3].poll() and not ours[3].ended:
+            assert ours[3].recv(0) == {"n": 1}
+    assert heard(listener, ours, 3600) == [3], "the end stays"
+    listener.remove(ours[3])
+    assert heard(listener, ours, 0.0) == []
+
+
+def test_a_removed_channel_is_not_heard_and_may_be_closed_and_its_number_used_again(crowd):
+    listener, ours, theirs = crowd
+    theirs[0].send({"n": 1}, 1)
+    listener.remove(ours[0])
+    listener.remove(ours[0])  # one that is not listened to is passed over
+    assert heard(listener, ours, 0.0) == []
+    number = ours[0].fileno()
+    ours[0].close()
+    ours[0], fd = pair()
+    theirs[0].close()
+    theirs[0] = Channel.from_fd(fd)
+    assert ours[0].fileno() == number
+    listener.add(ours[0])
+    theirs[0].send({"n": 2}, 1)
+    assert heard(listener, ours, 3600) == [0] and ours[0].recv(0) == {"n": 2}
+
+
+def test_a_message_in_parts_is_reported_and_read_when_it_is_whole(raw):
+    ours, theirs = raw
+    listener = Listener()
+    listener.add(ours)
+    body = msgspec.msgpack.encode({"n": 1})
+    frame = struct.pack("<I", len(body)) + body
+    theirs.sendall(frame[:5])
+    assert listener.wait(3600) == [ours] and not ours.poll()
+    assert listener.wait(0.0) == [], "what was taken in is not reported again"
+    theirs.sendall(frame[5:])
+    assert listener.wait(3600) == [ours] and ours.recv(0) == {"n": 1}
+    listener.close()
+
+
+def test_a_listener_is_woken_and_tells_of_no_channel(ends):
+    read, write = os.pipe()
+    listener = Listener(wake=read)
+    listener.add(ends[1])
+    assert listener.wait(0.0) == []
+    os.write(write, b"x")
+    assert listener.wait(3600) == []
+    ends[0].send({"n": 1}, 1)
+    assert listener.wait(3600) == [ends[1]]
+    listener.close()
     os.close(read)
     os.close(write)
 
