@@ -34,6 +34,11 @@ class Reduce(Protocol):
         total = self.sum(torch.cat([x.flatten() * weight, weight]))
         return (total[:-1] / torch.where(total[-1] > 0, total[-1], 1.0)).view(x.shape)
 
+    def anywhere(self, *flags: bool) -> tuple[bool, ...]:
+        """Which of these are set on at least one rank: one exchange for all of them."""
+        votes = self.sum(torch.tensor([float(flag) for flag in flags]))
+        return tuple(vote > 0 for vote in votes.tolist())
+
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on at least one rank."""
         return float(self.sum(torch.tensor([float(flag)]))) > 0
@@ -53,6 +58,9 @@ class Alone(Reduce):
 
     def mean(self, x: Tensor, weight: float | Tensor) -> Tensor:
         return x
+
+    def anywhere(self, *flags: bool) -> tuple[bool, ...]:
+        return flags
 
     def any(self, flag: bool) -> bool:
         return flag

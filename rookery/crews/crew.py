@@ -35,11 +35,13 @@ class Setup:
 
 
 class Crew(Protocol):
-    spec: EnvSpec
     parallel: int  # actors that act at the same time
     version: int | None  # of the weights that were published last
     sequences: list[int]  # unrolls that each actor has delivered
     openings: deque[int]  # actors with room for one more order, the one that waits longest first
+
+    @property
+    def spec(self) -> EnvSpec: ...
 
     @property
     def ordered(self) -> int:

@@ -108,7 +108,7 @@ class InlineCrew:
 
     def apart(self, learner: Learner) -> Learner:
         """The learner, whose updates may start processes that do not end with the environments: those of a compiler."""
-        learner.step = self.marked.paused(learner.step)
+        learner.step = self.marked.paused(learner.step)  # type: ignore[method-assign]  # of this one object
         return learner
 
     # At work
@@ -213,7 +213,7 @@ class InlineCrew:
         self._setup.failed(Failure(index, error.steps, error.reason, message, replaced))
         time.sleep(delay)
 
-    def _tick(self, producer: Producer) -> Callable[[int], None] | None:
+    def _tick(self, producer: Producer) -> Callable[[int], object] | None:
         if not self._plan:
             return None
         actor = producer.actor

@@ -55,7 +55,7 @@ class Actor:
         self._failed: list[int] = []  # lanes whose environment has to be recreated
         self._ended: list[Episode] = []  # episodes, in unrolls which were given up
 
-    def unroll(self, out: Unroll, version: int, tick: Callable[[int], None] | None = None) -> ActorReport:
+    def unroll(self, out: Unroll, version: int, tick: Callable[[int], object] | None = None) -> ActorReport:
         """Fill `out` (numpy arrays) with the next T steps. `tick(row)` is called before each vector step.
 
         An EnvError ends it. If that is `mendable`, the other lanes have gone on: `mend`, and take this unroll anew.

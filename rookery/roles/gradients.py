@@ -48,7 +48,7 @@ class GradientMaker:
         self.whole.load(vector)
         self.learner.algorithm.pulled(self.learner.nets, before, version)
 
-    def fill(self, arrays: Arrays, progress: float, tick: Callable[[int], None] | None = None) -> GradientReport:
+    def fill(self, arrays: Arrays, progress: float, tick: Callable[[int], object] | None = None) -> GradientReport:
         """Fill the array "gradient" if the memory allows a draw, if need be after one more unroll."""
         report = GradientReport(steps=0, pending=self._pending)
         if not self._can_sample():

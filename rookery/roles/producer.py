@@ -88,7 +88,7 @@ class Producer:
                 f"{pending}. Use an earlier checkpoint: move the newest one away"
             )
 
-    def fill(self, arrays: Arrays, version: int, tick: Callable[[int], None] | None = None) -> ActorReport:
+    def fill(self, arrays: Arrays, version: int, tick: Callable[[int], object] | None = None) -> ActorReport:
         """Take the next unroll and fill the arrays with what comes of it. `tick(row)` is called before each step.
 
         If an environment fails on the way, it is recreated and the unroll taken anew, from where the others are.
@@ -110,7 +110,7 @@ class Producer:
         if self._builder is not None:
             self._builder.cut(actor.episodes.age)
 
-    def _fill(self, arrays: Arrays, version: int, tick: Callable[[int], None] | None) -> ActorReport:
+    def _fill(self, arrays: Arrays, version: int, tick: Callable[[int], object] | None) -> ActorReport:
         if self._builder is None:
             return self.actor.unroll(as_unroll(arrays), version, tick)
         report = self.actor.unroll(self._scratch, version, tick)

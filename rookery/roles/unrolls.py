@@ -38,6 +38,6 @@ class UnrollMaker:
         self._published.load(vector)
         self._version, self._steps = version, 0
 
-    def fill(self, arrays: Arrays, progress: float, tick: Callable[[int], None] | None = None) -> ActorReport:
+    def fill(self, arrays: Arrays, progress: float, tick: Callable[[int], object] | None = None) -> ActorReport:
         self._steps += self._rows
         return self.producer.fill(arrays, self._version, tick)

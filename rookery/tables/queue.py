@@ -39,6 +39,10 @@ class RoundQueue(Plain):
         return self._round.complete
 
     @property
+    def open(self) -> bool:
+        return self._round.open and not self._round.complete
+
+    @property
     def settled(self) -> bool:
         return not self._round.open
 

@@ -52,6 +52,10 @@ class ReplayTable:
         return self.memory.can_sample() and (self.config.samples_per_insert > 0 or self._turn)
 
     @property
+    def open(self) -> bool:
+        return self._round.open
+
+    @property
     def settled(self) -> bool:
         return not (self._round.open or self.due)
 

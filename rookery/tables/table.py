@@ -40,6 +40,11 @@ class Table(Protocol):
         ...
 
     @property
+    def open(self) -> bool:
+        """Whether a round has begun and is not complete."""
+        ...
+
+    @property
     def settled(self) -> bool:
         """Whether a checkpoint may be written now: between two rounds, if actors and learner take turns."""
         ...
@@ -119,6 +124,10 @@ class Plain:
     publish_every: float = 0.0
     small_updates: bool = False
     memory: ReplayMemory | None = None
+
+    @property
+    def open(self) -> bool:
+        return False
 
     def stats(self) -> dict[str, float]:
         return {}

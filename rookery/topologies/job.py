@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from time import monotonic
+from typing import NamedTuple
 
 from rookery.algorithms.base import Algorithm
 from rookery.core.config import RunConfig
@@ -30,6 +31,12 @@ from rookery.storage import checkpoint, stored
 from rookery.tables.table import Table
 from rookery.topologies import numeric
 from rookery.topologies.replay_saver import ReplaySaver
+
+
+class Decision(NamedTuple):
+    stopping: bool  # shutdown was requested
+    going: bool  # more environment steps are to be taken
+    checkpoint: bool  # one is due
 
 
 def _quietly(text: str) -> None:
@@ -70,14 +77,11 @@ class Job:
         self.journal.say(text)
         self.tell(text)
 
-    @property
-    def stopping(self) -> bool:
-        """Whether shutdown was requested."""
-        return self.signals.requested is not None
-
-    def goes_on(self) -> bool:
-        """Whether more environment steps are to be taken."""
-        return not self.stopping and self.journal.finished() is None
+    def decide(self) -> Decision:
+        """What to do next. Where there are several ranks, all of them decide the same, from one exchange."""
+        asked, over = self.signals.requested is not None, self.journal.finished() is not None
+        stopping, finished, due = self.learner.reduce.anywhere(asked, over, self.checkpoint_due())
+        return Decision(stopping, not (stopping or finished), due)
 
     def shapes(self) -> Shapes:
         """Of the arrays that an actor hands over."""
@@ -88,10 +92,6 @@ class Job:
         """After so many steps, or so much time: an hour of a slow environment is not worth less than one of a fast."""
         steps, limits = self.journal.env_steps - self._saved_at, self.config.checkpoint
         return steps >= limits.every or (steps > 0 and self.clock() - self._saved_when >= 60 * limits.minutes)
-
-    def checkpoint_if_due(self, table: Table, crew: Crew) -> None:
-        if table.settled and self.checkpoint_due():
-            self.save(crew, crew.snapshots if table.rounds else None)
 
     def save(self, crew: Crew, states: Callable[[], States] | None, last: bool = False) -> None:
         """Write a checkpoint; a full disk is reported and training goes on, unless there is no next time.

@@ -18,7 +18,7 @@ from rookery.crews.crew import Crew, Setup
 from rookery.roles.producer import Shapes
 from rookery.tables.factory import make_table
 from rookery.tables.table import Table
-from rookery.topologies.job import Job
+from rookery.topologies.job import Decision, Job
 from rookery.topologies.resume import restore_table
 
 
@@ -55,15 +55,12 @@ def run(job: Job, crew: Crew, table: Table, trainer: Trainer) -> Job:
     loop = Loop(job, crew, table, trainer)
     job.journal.begin()
     with job.reserve, job.running(table, crew):
-        while job.goes_on() or crew.busy or table.due:
-            if job.stopping:
-                table.stop()
-            elif not table.rounds and not job.goes_on():
-                crew.finish()  # a round is completed, with replacements if need be
+        loop.decide()
+        while loop.now.going or crew.busy or table.due:
             loop.supply()
             loop.collect()
             loop.learn()
-            job.checkpoint_if_due(table, crew)
+            loop.decide()
             loop.report()
         table.close()
         loop.count_losses()
@@ -76,15 +73,29 @@ class Loop:
         self.job, self.crew, self.table, self.trainer = job, crew, table, trainer
         self._unroll = job.algorithm.plan().unroll * job.config.envs_per_actor
         self._published = -float("inf")
+        self.now = Decision(stopping=False, going=True, checkpoint=False)
+
+    def decide(self) -> None:
+        """Whether to go on, and whether to write a checkpoint. Not within a round: ranks decide together, between two."""
+        job, crew, table = self.job, self.crew, self.table
+        if table.open and crew.busy:
+            return
+        self.now = job.decide()
+        if self.now.stopping:
+            table.stop()
+        elif not self.now.going and not table.rounds:
+            crew.finish()  # a round is completed, with replacements if need be
+        if self.now.checkpoint and table.settled:
+            job.save(crew, crew.snapshots if table.rounds else None)
 
     def supply(self) -> None:
         """Order from every actor that the table wants more of, as long as its steps are within the run's length."""
         job, crew, table = self.job, self.crew, self.table
-        if job.stopping:
+        if self.now.stopping:
             return
         for _ in range(len(crew.openings)):
             coming = 0 if table.rounds else crew.ordered * self._unroll
-            going = job.goes_on() and job.journal.env_steps + coming < job.config.env_steps
+            going = self.now.going and job.journal.env_steps + coming < job.config.env_steps
             if table.wants(crew.openings[0], going):
                 self.publish()
                 actor = crew.openings.popleft()
