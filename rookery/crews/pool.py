@@ -77,7 +77,8 @@ class WorkerPool:
         self, config: RunConfig, role: str, logs: Path, signals: Signals, fds: Callable[[], dict[str, int]],
         up: Callable[[int], None], ended: Callable[[int], int], where: Callable[[int], str], module: str = MODULE,
     ):  # fmt: skip
-        self.config, self.signals, self.spec = config, signals, None
+        self.config, self.signals = config, signals
+        self.spec: EnvSpec | None = None  # as the first worker says that has made its environments
         self._role, self._logs, self._module, self._fds = role, logs, module, fds
         self._up, self._ended, self._where = up, ended, where
         limits = config.supervisor
@@ -90,7 +91,6 @@ class WorkerPool:
         self._finishing = False
         self._looked = 0.0
         self.spare = Spare(self._start_spare if limits.spare else None)
-        self.spec: EnvSpec | None
 
     # Start and end of all
 

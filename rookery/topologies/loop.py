@@ -76,7 +76,7 @@ class Loop:
         self.now = Decision(stopping=False, going=True, checkpoint=False)
 
     def decide(self) -> None:
-        """Whether to go on, and whether to write a checkpoint. Not within a round: ranks decide together, between two."""
+        """Whether to go on, and whether to write a checkpoint. Not within a round: ranks decide between two of them."""
         job, crew, table = self.job, self.crew, self.table
         if table.open and crew.busy:
             return
