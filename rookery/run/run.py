@@ -247,7 +247,7 @@ def _folder_name(config: RunConfig) -> str:
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[None]:
-    """A folder for a new run, ours alone."""
+    """A new folder for a run, which no other process uses."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -168,7 +168,7 @@ def check(root: Path) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Remove what a `write` that was killed left at the top of a folder; the folder must be ours alone."""
+    """Remove what a `write` that was killed left at the top of a folder; no other process may use it."""
     with contextlib.suppress(OSError), opened(root) as folder:
         for name in os.listdir(folder):
             found = _look(name, folder)
