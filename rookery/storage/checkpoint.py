@@ -11,6 +11,7 @@ The caller decides what goes into a checkpoint; this file handles trees of numbe
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Checkpoint:
 def save(
     folder: Path,
     env_steps: int,
-    tensors: dict[str, torch.Tensor | np.ndarray],
+    tensors: Mapping[str, torch.Tensor | np.ndarray],
     meta: dict[str, Any],
     *,
     keep: int = 3,
@@ -130,7 +131,7 @@ def all_steps(folder: Path) -> list[int]:
     return sorted({steps for steps, _ in disk.entries(Path(folder))})
 
 
-def _contents(env_steps: int, tensors: dict, meta: dict, score: float | None) -> dict[str, bytes]:
+def _contents(env_steps: int, tensors: Mapping, meta: dict, score: float | None) -> dict[str, bytes]:
     """All files of a checkpoint, the manifest last."""
     if not isinstance(meta, dict):
         raise CheckpointError(f"meta is a {type(meta).__name__}, not a dictionary")

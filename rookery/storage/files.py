@@ -17,7 +17,7 @@ import shutil
 import stat
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -289,7 +289,7 @@ def parse(name: str, blob: bytes) -> Any:
     raise Damage(f"{name} was edited or has repeated keys")
 
 
-def pack(meta: Any, tensors: dict[str, torch.Tensor | np.ndarray] | None = None) -> dict[str, bytes]:
+def pack(meta: Any, tensors: Mapping[str, torch.Tensor | np.ndarray] | None = None) -> dict[str, bytes]:
     """A tree and named tensors as two files; CheckpointError if they hold what cannot be stored."""
     if taken := [name for name in tensors or {} if name.startswith(META_PREFIX)]:
         raise CheckpointError(f"tensor name {taken[0]!r}: names with {META_PREFIX!r} in front are reserved")
