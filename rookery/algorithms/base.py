@@ -20,6 +20,7 @@ from rookery.core.config import NetConfig
 from rookery.core.ranges import within
 from rookery.core.reduce import Reduce
 from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Tree
+from rookery.nets.modules import Nets
 from rookery.nets.optimizer import Optimizer
 
 
@@ -38,23 +39,23 @@ class Algorithm(ABC):
         self.spec, self.lanes = spec, lanes
 
     @abstractmethod
-    def nets(self) -> nn.ModuleDict: ...
+    def nets(self) -> Nets: ...
 
     @abstractmethod
     def plan(self) -> DataPlan: ...
 
     @abstractmethod
-    def initial_state(self, nets: nn.ModuleDict, lanes: int) -> Tree:
+    def initial_state(self, nets: Nets, lanes: int) -> Tree:
         """Recurrent state at an episode's start, leaves [lanes, ...]; {} without recurrence."""
 
     @abstractmethod
-    def act(self, nets: nn.ModuleDict, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
+    def act(self, nets: Nets, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
         """One step for a batch of environments, without gradient; greedy when `explore` is None."""
 
     @abstractmethod
-    def losses(self, nets: nn.ModuleDict, batch: Any) -> LossOutput: ...
+    def losses(self, nets: Nets, batch: Any) -> LossOutput: ...
 
-    def prepare(self, nets: nn.ModuleDict, batch: Any, reduce: Reduce) -> Any:
+    def prepare(self, nets: Nets, batch: Any, reduce: Reduce) -> Any:
         return batch
 
     def minibatches(self, batch: Any, rng: torch.Generator, reduce: Reduce) -> Iterator[Any]:
@@ -64,16 +65,16 @@ class Algorithm(ABC):
         """
         yield batch
 
-    def after_update(self, nets: nn.ModuleDict, version: int) -> None:  # noqa: B027
+    def after_update(self, nets: Nets, version: int) -> None:  # noqa: B027
         """Target networks and published numbers, before publishing. Also where gradients come from workers.
 
         `version` counts the updates of the whole run, this one included.
         """
 
-    def observe(self, nets: nn.ModuleDict, batch: Any, reduce: Reduce) -> None:  # noqa: B027
+    def observe(self, nets: Nets, batch: Any, reduce: Reduce) -> None:  # noqa: B027
         """Statistics of the observations of a batch that was trained on; follows `after_update` where it was drawn."""
 
-    def pulled(self, nets: nn.ModuleDict, before: int, now: int) -> None:  # noqa: B027
+    def pulled(self, nets: Nets, before: int, now: int) -> None:  # noqa: B027
         """Nets that compute gradients elsewhere took weights of version `now`: target networks follow."""
 
     def start_priorities(self, items: dict[str, np.ndarray]) -> np.ndarray | None:
@@ -88,7 +89,7 @@ class Algorithm(ABC):
     def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
         """One optimiser per group, each over one flat parameter."""
 
-    def work(self, nets: nn.ModuleDict) -> float:
+    def work(self, nets: Nets) -> float:
         """Multiply-adds of one minibatch's forward pass, roughly: how large a piece of work the learner has."""
         return math.inf
 

@@ -19,9 +19,9 @@ a few stratified samples of each component where the paper samples the whole: le
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -39,6 +39,7 @@ from rookery.nets import critic as heads
 from rookery.nets.adam import FlatAdam
 from rookery.nets.core import resets
 from rookery.nets.critic import Activation, Critic, DeterministicPolicy, RandomStart
+from rookery.nets.modules import Nets
 from rookery.nets.normalize import ObsNormalizer
 from rookery.nets.optimizer import Optimizer
 from rookery.nets.work import multiply_adds
@@ -140,10 +141,10 @@ class DPG(Algorithm):
         self._scale: tuple[Any, torch.Tensor] = (None, ladder)  # of the environments that acted last
         self._clipped_returns = ClippedReturns(config.v_min, config.v_max)
 
-    def nets(self) -> nn.ModuleDict:
+    def nets(self) -> Nets:
         config = self.config
         common = (config.layer_norm, config.activation, config.second_torso)
-        nets = nn.ModuleDict({"normalizer": ObsNormalizer(self.spec, self.net.normalize_obs)})
+        nets = Nets({"normalizer": ObsNormalizer(self.spec, self.net.normalize_obs)})
         if config.random_start:
             nets["random_start"] = RandomStart()
         nets["policy"] = DeterministicPolicy(self.spec, self.net, config.actor_hidden, *common)
@@ -162,19 +163,20 @@ class DPG(Algorithm):
 
     def plan(self) -> DataPlan:
         config = self.config
-        rows = (config.sequence, config.burn_in, config.overlap) if self.recurrent else (0, 0, 0)
-        table = Replay(config.replay, config.gamma, config.n_step, *rows, refresh=config.refresh)
+        table = Replay(config.replay, config.gamma, config.n_step, refresh=config.refresh)
+        if self.recurrent:
+            table = replace(table, sequence=config.sequence, burn_in=config.burn_in, overlap=config.overlap)
         extras = {"q": ((), "float32"), "q_max": ((), "float32")} if self.estimates else {}
         return DataPlan(config.unroll, 1 if self.recurrent else config.unroll, table, extras)
 
-    def initial_state(self, nets: nn.ModuleDict, lanes: int) -> Tree:
+    def initial_state(self, nets: Nets, lanes: int) -> Tree:
         state = {name: nets[name].initial(lanes) for name in ("policy", "critic")} if self.recurrent else {}
         return state | ({"noise": torch.zeros(lanes, self.spec.action.size)} if self.config.noise == "ou" else {})
 
     # Acting
 
     @torch.no_grad()
-    def act(self, nets: nn.ModuleDict, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
+    def act(self, nets: Nets, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
         obs, policy, critic = nets["normalizer"](obs), nets["policy"], nets["critic"]
         known, policy_state = policy.step(obs, state.get("policy", {}))
         greedy = policy.action(known)
@@ -191,9 +193,7 @@ class DPG(Algorithm):
                 extras = dict(zip(("q", "q_max"), both.chunk(2)))
         return ActOutput(action, np.zeros(len(action), np.float32), new_state, extras)
 
-    def _explored(
-        self, nets: nn.ModuleDict, greedy: torch.Tensor, state: Tree, explore: Explore
-    ) -> tuple[torch.Tensor, Tree]:
+    def _explored(self, nets: Nets, greedy: torch.Tensor, state: Tree, explore: Explore) -> tuple[torch.Tensor, Tree]:
         """The action taken, always within [-1, 1], and the state with the noise that goes on."""
         if self.config.random_start and nets["random_start"].on:
             return torch.rand(greedy.shape, generator=explore.rng) * 2 - 1, state
@@ -233,9 +233,9 @@ class DPG(Algorithm):
             normal = stratified_normal(drawn[:, reduce.rank].flatten(0, 1)).to(batch.reward.device)
         yield DPGBatch(batch, normal)
 
-    def losses(self, nets: nn.ModuleDict, batch: DPGBatch) -> LossOutput:
-        config, critic = self.config, nets["critic"]
-        rows = self._sequences(nets, batch.items) if self.recurrent else self._transitions(nets, batch.items)
+    def losses(self, nets: Nets, batch: DPGBatch) -> LossOutput:
+        config, critic, items = self.config, nets["critic"], batch.items
+        rows = self._sequences(nets, items) if isinstance(items, Sequences) else self._transitions(nets, items)
         params = critic.value(rows.seen, rows.action)
         error, target, metrics = _ERRORS[config.critic](critic.head, params, rows, batch.normal)
         loss = critic_loss = torch.dot(error, rows.weight)
@@ -259,12 +259,12 @@ class DPG(Algorithm):
                 "action_gradient": torch.dot(torch.linalg.vector_norm(slope, dim=-1), rows.share),
                 "action_size": torch.dot(action.detach().abs().mean(-1), rows.share),
             }
-        if self.recurrent:
-            live = batch.items.live[config.burn_in :]
+        if isinstance(items, Sequences):
+            live = items.live[config.burn_in :]
             size = mixed(size.view(live.shape), live, config.eta)
         return LossOutput({"critic": loss, "actor": actor_loss}, metrics, size, weight=rows.count)
 
-    def _transitions(self, nets: nn.ModuleDict, batch: Transitions) -> Rows:
+    def _transitions(self, nets: Nets, batch: Transitions) -> Rows:
         normalizer, count = nets["normalizer"], len(batch.reward)
         obs = normalizer(batch.obs)
         with torch.no_grad():
@@ -277,7 +277,7 @@ class DPG(Algorithm):
             share=torch.full_like(batch.weight, 1 / count), count=count,
         )  # fmt: skip
 
-    def _sequences(self, nets: nn.ModuleDict, batch: Sequences) -> Rows:
+    def _sequences(self, nets: Nets, batch: Sequences) -> Rows:
         config, trained = self.config, slice(self.config.burn_in, None)
         obs, live = nets["normalizer"](batch.obs), batch.live[trained]
         # Rows behind a dead one begin anew: an item may begin with rows that it lacks.
@@ -302,7 +302,7 @@ class DPG(Algorithm):
         )  # fmt: skip
 
     @torch.no_grad()
-    def after_update(self, nets: nn.ModuleDict, version: int) -> None:
+    def after_update(self, nets: Nets, version: int) -> None:
         for name in ("policy", "critic"):
             targets, sources = (list(nets[key].parameters()) for key in (f"target_{name}", name))
             if self.config.target_period == 0:
@@ -312,14 +312,14 @@ class DPG(Algorithm):
         if self.config.random_start:
             nets["random_start"].flag.zero_()
 
-    def observe(self, nets: nn.ModuleDict, batch: Transitions | Sequences, reduce: Reduce) -> None:
+    def observe(self, nets: Nets, batch: Transitions | Sequences, reduce: Reduce) -> None:
         observe_items(nets["normalizer"], batch, reduce)
 
     def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
         rates = {"actor": self.config.actor_lr, "critic": self.config.critic_lr}
         return {name: FlatAdam(p, rates[name], self.config.adam_eps) for name, p in parameters.items()}
 
-    def work(self, nets: nn.ModuleDict) -> float:
+    def work(self, nets: Nets) -> float:
         rows = self.config.replay.batch * (self.config.sequence + self.config.burn_in if self.recurrent else 1)
         return multiply_adds(self.spec, rows, nets.parameters())
 
@@ -348,7 +348,11 @@ def _mixture_error(head: heads.MixtureHead, params: Mixture, rows: Rows, normal:
     return mixture_cross_entropy(params, *points), target, {}
 
 
-_ERRORS = {"scalar": _scalar_error, "categorical": _categorical_error, "mixture": _mixture_error}
+_ERRORS: dict[str, Callable[..., tuple]] = {
+    "scalar": _scalar_error,
+    "categorical": _categorical_error,
+    "mixture": _mixture_error,
+}
 
 
 def _slope(critic: Critic, seen: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -34,6 +34,7 @@ from rookery.core.reduce import Reduce
 from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
 from rookery.nets.adam import FlatAdam
 from rookery.nets.core import resets_at_start
+from rookery.nets.modules import Nets
 from rookery.nets.noisy import factors
 from rookery.nets.optimizer import Optimizer
 from rookery.nets.qnet import ONLINE, QHead, copy_to_targets, q_nets
@@ -129,7 +130,7 @@ class DQN(Algorithm):
         self._rows, self._logp = np.arange(0), np.zeros(0, np.float32)
         self._clipped_returns = ClippedReturns(config.v_min, config.v_max)
 
-    def nets(self) -> nn.ModuleDict:
+    def nets(self) -> Nets:
         c = self.config
         head = partial(
             QHead, actions=self.actions, stream=c.stream, dueling=c.dueling, trunk_scale=c.trunk_scale,
@@ -150,12 +151,12 @@ class DQN(Algorithm):
         table = Replay(c.replay, c.gamma, c.n_step, c.sequence, c.burn_in, c.overlap, c.refresh)
         return DataPlan(c.unroll, 1, table, extras)
 
-    def initial_state(self, nets: nn.ModuleDict, lanes: int) -> Tree:
+    def initial_state(self, nets: Nets, lanes: int) -> Tree:
         return nets["body"].initial(lanes)
 
     # Acting
 
-    def act(self, nets: nn.ModuleDict, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
+    def act(self, nets: Nets, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
         noise = None
         if self._noise and explore is not None:  # every environment has a noise of its own
             noise = factors(len(tree.leaves(obs)[0]), self._noise, generator=explore.rng)
@@ -176,7 +177,7 @@ class DQN(Algorithm):
             extras = {"q": torch.from_numpy(values[self._rows, action]), "q_max": torch.from_numpy(values.max(1))}
         return ActOutput(action, self._logp, state, extras)
 
-    def _epsilon(self, nets: nn.ModuleDict, explore: Explore) -> float | np.ndarray:
+    def _epsilon(self, nets: Nets, explore: Explore) -> float | np.ndarray:
         if self._ladder is None:
             return nets["epsilon"].value.item()
         if self._rungs[0] is not explore.lane:
@@ -189,8 +190,8 @@ class DQN(Algorithm):
             return None
         c = self.config
         if not self.recurrent:
-            names = ("reward", "discount", "next_q_max", "q")
-            reward, discount, behind, q = (torch.from_numpy(items[name]) for name in names)
+            columns = ("reward", "discount", "next_q_max", "q")
+            reward, discount, behind, q = (torch.from_numpy(items[name]) for name in columns)
             return (td_target(reward, discount, behind, c.rescale) - q).abs_().numpy()
         names = ("reward", "terminated", "truncated", "live", "q", "q_max")
         reward, terminated, truncated, live, q, best = (torch.from_numpy(items[name]).T[c.burn_in :] for name in names)
@@ -207,10 +208,13 @@ class DQN(Algorithm):
         else:
             yield QBatch(batch, factors(3, self._noise, generator=rng).to(batch.weight.device))
 
-    def losses(self, nets: nn.ModuleDict, batch: QBatch) -> LossOutput:
+    def losses(self, nets: Nets, batch: QBatch) -> LossOutput:
         items, head = batch.items, nets["q"]
         noise = (None, None, None) if batch.noise is None else batch.noise.unbind(0)
-        rows = (self._sequences if self.recurrent else self._transitions)(nets, items, noise)
+        if isinstance(items, Sequences):
+            rows = self._sequences(nets, items, noise)
+        else:
+            rows = self._transitions(nets, items, noise)
         taken = at_action(rows.online, rows.action)
         metrics = {}
         if self.config.atoms:
@@ -227,7 +231,7 @@ class DQN(Algorithm):
             loss = value_loss(taken, target) if square else huber(taken, target, self.config.huber)
             size = (target - taken.detach()).abs_()
         metrics |= {"q": head.means(taken.detach()), "error": size}
-        if self.recurrent:
+        if isinstance(items, Sequences):
             live = items.live[self.config.burn_in :]
             weight = live / live.sum().clamp(min=1)
             metrics = {name: (x * weight).sum() for name, x in metrics.items()}
@@ -240,7 +244,7 @@ class DQN(Algorithm):
             metrics["epsilon"] = nets["epsilon"].value  # what actors have: of an applier, only that is known here
         return LossOutput({"all": loss}, metrics, priorities=size, weight=len(size))
 
-    def _transitions(self, nets: nn.ModuleDict, items: Transitions, noise: tuple) -> Rows:
+    def _transitions(self, nets: Nets, items: Transitions, noise: tuple) -> Rows:
         normalizer, head = nets["normalizer"], nets["q"]
         online = head(nets["body"].step(normalizer(items.obs), {})[0], noise[0])
         # Not one pass for both observations: the backward pass would be twice as large, and that costs more.
@@ -250,7 +254,7 @@ class DQN(Algorithm):
             choice = head(nets["body"].step(obs, {})[0], noise[1]) if self.config.double else target
             return Rows(online, items.action, items.reward, items.discount, _bootstrap(head, choice, target))
 
-    def _sequences(self, nets: nn.ModuleDict, items: Sequences, noise: tuple) -> Rows:
+    def _sequences(self, nets: Nets, items: Sequences, noise: tuple) -> Rows:
         """Both nets start from the stored state and warm up on their own; only rows behind the burn-in are trained."""
         c, head = self.config, nets["q"]
         obs, state = nets["normalizer"](items.obs), items.state
@@ -272,15 +276,15 @@ class DQN(Algorithm):
             row = row.unsqueeze(-1).expand_as(bootstrap)
         return Rows(online, items.action[c.burn_in :], steps.reward, steps.discount, bootstrap.gather(0, row))
 
-    def after_update(self, nets: nn.ModuleDict, version: int) -> None:
+    def after_update(self, nets: Nets, version: int) -> None:
         if version % self.config.target_period == 0:
             copy_to_targets(nets)
         nets["epsilon"].value.copy_(self.epsilon)
 
-    def observe(self, nets: nn.ModuleDict, batch: Transitions | Sequences, reduce: Reduce) -> None:
+    def observe(self, nets: Nets, batch: Transitions | Sequences, reduce: Reduce) -> None:
         observe_items(nets["normalizer"], batch, reduce)
 
-    def pulled(self, nets: nn.ModuleDict, before: int, now: int) -> None:
+    def pulled(self, nets: Nets, before: int, now: int) -> None:
         # The first weights too: a target of one's own beginning would be a stranger to them.
         if not self._follows or before // self.config.target_period != now // self.config.target_period:
             copy_to_targets(nets)
@@ -295,7 +299,7 @@ class DQN(Algorithm):
         }[c.optimizer]
         return {name: make(parameter) for name, parameter in parameters.items()}
 
-    def work(self, nets: nn.ModuleDict) -> float:
+    def work(self, nets: Nets) -> float:
         rows = self.config.replay.batch * ((self.config.burn_in + self.config.sequence) if self.recurrent else 1)
         return multiply_adds(self.spec, rows, (p for name in ONLINE for p in nets[name].parameters()))
 

@@ -29,6 +29,7 @@ from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput
 from rookery.nets import build
 from rookery.nets.adam import FlatAdam
 from rookery.nets.core import resets
+from rookery.nets.modules import Nets
 from rookery.nets.normalize import RewardScaler
 from rookery.nets.optimizer import Optimizer
 from rookery.nets.quick import Quick, QuickPolicy
@@ -105,7 +106,7 @@ class PPO(Algorithm):
                 f"algo.minibatches, algo.unroll or the number of environments ({lanes})"
             )
 
-    def nets(self) -> nn.ModuleDict:
+    def nets(self) -> Nets:
         nets = build.actor_critic(self.spec, self.net)
         nets["reward_scaler"] = RewardScaler(self.lanes, self.config.gamma, self.config.scale_reward)
         return nets
@@ -115,14 +116,14 @@ class PPO(Algorithm):
         extras = {"value": ((), "float32")} if self.shared else {}
         return DataPlan(self.config.unroll, chunk, Queue(max_lag=0), extras)
 
-    def initial_state(self, nets: nn.ModuleDict, lanes: int) -> Tree:
+    def initial_state(self, nets: Nets, lanes: int) -> Tree:
         return nets["body"].initial(lanes)
 
     # Acting
 
-    def act(self, nets: nn.ModuleDict, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
+    def act(self, nets: Nets, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
         if quick := self._quick.of(nets):
-            action, logp = quick.act(obs, explore and explore.rng)
+            action, logp = quick.act(obs, None if explore is None else explore.rng)
             return ActOutput(action, logp, state)
         features, state = nets["body"].step(nets["normalizer"].forward(obs), state)
         head = nets["policy"]
@@ -134,7 +135,7 @@ class PPO(Algorithm):
     # Learning
 
     @torch.no_grad()
-    def prepare(self, nets: nn.ModuleDict, batch: Unroll, reduce: Reduce) -> Unroll:
+    def prepare(self, nets: Nets, batch: Unroll, reduce: Reduce) -> PPOBatch:
         config = self.config
         ends = batch.terminated | batch.truncated
         reward = nets["reward_scaler"](batch.reward, ends, batch.live, batch.lane, reduce)
@@ -154,7 +155,7 @@ class PPO(Algorithm):
         )  # fmt: skip
         return self._as_chunks(prepared) if self.recurrent else tree.map_fields(prepared, lambda x: x.flatten(0, 1))
 
-    def _values(self, nets: nn.ModuleDict, batch: Unroll) -> torch.Tensor:
+    def _values(self, nets: Nets, batch: Unroll) -> torch.Tensor:
         """Values of all T+1 rows; those stored when acting are used where there are any."""
         if "value" not in batch.extras:
             return build.policy_value_sequence(nets, batch.obs, {}, None, want_policy=False)[1]
@@ -197,7 +198,7 @@ class PPO(Algorithm):
                 yield tree.replace(piece, state=tree.map(lambda x: x.narrow(0, start, size), shuffled.state))  # noqa: B023
                 start += size
 
-    def losses(self, nets: nn.ModuleDict, batch: PPOBatch) -> LossOutput:
+    def losses(self, nets: Nets, batch: PPOBatch) -> LossOutput:
         config = self.config
         params, value = build.policy_value_sequence(nets, batch.obs, batch.state, batch.reset)
         new_logp, entropy = nets["policy"].logp_entropy(params, batch.action)
@@ -223,14 +224,14 @@ class PPO(Algorithm):
                    "explained_variance": self._explained}  # fmt: skip
         return LossOutput({"all": loss}, {name: x.detach() for name, x in metrics.items()}, stop=kl, weight=live)
 
-    def observe(self, nets: nn.ModuleDict, batch: Unroll, reduce: Reduce) -> None:
+    def observe(self, nets: Nets, batch: Unroll, reduce: Reduce) -> None:
         # After, not before: all epochs must see the statistics the actors saw, or the ratio does not start at 1.
         nets["normalizer"].update(tree.map(lambda x: x[:-1], batch.obs), batch.live, reduce)
 
     def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
         return {name: FlatAdam(p, self.config.lr, self.config.adam_eps) for name, p in parameters.items()}
 
-    def work(self, nets: nn.ModuleDict) -> float:
+    def work(self, nets: Nets) -> float:
         rows = self.config.unroll * self.lanes / self.config.minibatches
         return multiply_adds(self.spec, rows, nets.parameters())
 

@@ -60,7 +60,8 @@ def config_of(fields: Any) -> RunConfig[Any]:
     """Imports the algorithm that `fields` name. An unknown or misspelt field is an error."""
     try:
         algo = algorithm_class(fields["algorithm"]).Config
-        config = converted(fields, RunConfig[algo], "config.json: ")
+        kind = RunConfig[algo]  # type: ignore[valid-type]  # which class that is, only the run knows
+        config = converted(fields, kind, "config.json: ")
         if unknown := _unknown(fields, config, ""):
             raise UsageError(f"config.json has unknown fields: {', '.join(sorted(unknown))}")
         return config

@@ -6,7 +6,7 @@ learner's; the field names and shapes are the same on both. Shapes are time-majo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -212,7 +212,7 @@ class DataPlan:
     unroll: int  # T
     chunk: int  # rows between two stored recurrent states; equals `unroll` without recurrence
     table: Queue | Replay
-    extras: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  # name -> (shape per step, dtype)
+    extras: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  # name -> (shape per step, dtype)
 
 
 @dataclass(frozen=True)

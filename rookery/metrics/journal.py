@@ -67,6 +67,7 @@ class Journal:
         self.paced_by_env = False  # progress counts steps taken, not steps trained on
         self.waiting: Callable[[], int] | None = None  # counts the steps that wait in the table; asked once per record
         self.pending: dict[int, int] = {}  # by actor: steps that it holds back until an item is whole
+        self._round: dict[int, tuple[ActorReport, int]] = {}  # by actor: unrolls of the present round
         self.collect_s = 0.0  # wall time of collecting
         self.idle_s = 0.0  # wall time that the learner had nothing to train on
         self._unexplained = 0.0  # wall time of collecting that no report has explained yet
@@ -130,9 +131,26 @@ class Journal:
     def told(self, actor: int, report: ActorReport, parallel: int, overlaps: bool) -> None:
         """One unroll of an actor has come. Of `parallel` actors, the time is what the mean one did with it.
 
-        Where actors and learner take turns, what is left of the time of collecting is time that actors waited for the
-        slowest. Where they overlap, the actors' time passed beside the learner's.
+        Where they overlap with the learner, the actors' time passed beside the learner's. Where they take turns, what
+        is left of the time of collecting is time that actors waited for the slowest, and the unrolls of a round count
+        when it is over, in the order of the actors: episodes then come in the same order in every run.
         """
+        if overlaps:
+            self._count(actor, report, parallel, overlaps)
+        else:
+            self._round[actor] = report, parallel
+
+    def end_round(self) -> None:
+        """All unrolls of the round have come, or no more will."""
+        for actor in sorted(self._round):
+            self._count_of_round(actor)
+
+    def _count_of_round(self, actor: int) -> None:
+        if actor in self._round:
+            report, parallel = self._round.pop(actor)
+            self._count(actor, report, parallel, overlaps=False)
+
+    def _count(self, actor: int, report: ActorReport, parallel: int, overlaps: bool) -> None:
         self.collected(report)
         self.pending[actor] = report.pending
         parts = {"env": report.env_s, "inference": report.inference_s, "learn": report.learn_s}
@@ -144,6 +162,7 @@ class Journal:
 
     def failed(self, failure: Failure, held: int = 0) -> None:
         """An actor, or environments of it: the steps it took since its last unroll, and those it held, are lost."""
+        self._count_of_round(failure.actor)
         self.env_steps += failure.steps
         self.ledger.collected += failure.steps
         self.ledger.drop(failure.steps + self.pending.pop(failure.actor, 0) + held, failure.reason)

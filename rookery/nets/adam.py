@@ -19,13 +19,14 @@ class FlatAdam(FlatOptimizer):
     @torch.no_grad()
     def step(self) -> None:
         parameter, group = self.parameter, self.param_groups[0]
-        state = self.state[parameter]
+        gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None  # `FlatParams` has set it for good
         if not state:
             state["step"] = torch.zeros((), device=parameter.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         state["step"] += 1
         beta1, beta2 = group["betas"]
         torch._fused_adam_(
-            [parameter], [parameter.grad], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]],
+            [parameter], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]],
             lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"], amsgrad=False, maximize=False,
         )  # fmt: skip

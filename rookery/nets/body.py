@@ -7,6 +7,8 @@ for all of them. A target network is a deep copy of a body.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -20,9 +22,11 @@ from rookery.nets.core import Core
 class Body(nn.Module):
     """`features` is the width of the output. Without a core the state is {} and stays so, and resets are not read."""
 
-    def __init__(self, spec: EnvSpec, net: NetConfig, torso: nn.Module):
+    def __init__(self, spec: EnvSpec, net: NetConfig, torso: Any):
+        """`torso`: see `make_torso`."""
         super().__init__()
-        self.torso, self.core = torso, None
+        self.torso = torso
+        self.core: Core | None = None
         self.features: int = torso.features
         if net.core != "none":
             self.core = Core(net.core, torso.features, net.core_size, net.core_layers)
@@ -77,7 +81,10 @@ class Body(nn.Module):
         )
 
     def _recurrent(self, features: torch.Tensor, state: Tree, reset: torch.Tensor | None) -> tuple[torch.Tensor, Tree]:
-        return (features, state) if self.core is None else self.core.sequence(features, state, reset)
+        if self.core is None:
+            return features, state
+        assert reset is not None
+        return self.core.sequence(features, state, reset)
 
     def _lead(self, obs: Tree) -> torch.Size:
         """The leading (time and batch) axes of observations."""

@@ -9,19 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from rookery.core.config import NetConfig
 from rookery.core.types import EnvSpec, Tree
 from rookery.nets.body import Body
 from rookery.nets.heads import ValueHead, policy_head
+from rookery.nets.modules import Nets
 from rookery.nets.normalize import ObsNormalizer
 from rookery.nets.torso import make_torso
 
 
-def actor_critic(spec: EnvSpec, net: NetConfig) -> nn.ModuleDict:
+def actor_critic(spec: EnvSpec, net: NetConfig) -> Nets:
     """The entry "value_body" is absent where policy and value share features."""
-    nets = nn.ModuleDict({"normalizer": ObsNormalizer(spec, net.normalize_obs)})
+    nets = Nets({"normalizer": ObsNormalizer(spec, net.normalize_obs)})
     nets["body"] = Body(spec, net, make_torso(spec, net))
     nets["policy"] = policy_head(spec.action, nets["body"].features, net)
     if not is_shared(spec, net):
@@ -36,7 +36,7 @@ def is_shared(spec: EnvSpec, net: NetConfig) -> bool:
 
 
 def policy_value_sequence(
-    nets: nn.ModuleDict, obs: Tree, state: Tree, reset: torch.Tensor | None, want_policy: bool = True
+    nets: Nets, obs: Tree, state: Tree, reset: torch.Tensor | None, want_policy: bool = True
 ) -> tuple[Any, torch.Tensor]:
     """Policy parameters and values of obs [T, B, ...], see `Body.sequence`; without a core any leading axes, [N] too.
 

@@ -8,6 +8,7 @@ training (Nature, 256 frames of 4x84x84, one thread: 0.20 s against 0.26 s forwa
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ CHUNK = 64  # images per pass on a CPU: their activations fit its cache, and mem
 NATURE_MIN = 36  # pixels: below, the last of Nature's convolutions has nothing left to see
 
 
-def cnn(leaf: Leaf, net: NetConfig) -> nn.Module:
+def cnn(leaf: Leaf, net: NetConfig) -> Encoder:
     """The encoder of an image leaf: [N, *leaf.shape] -> [N, features]."""
     channels, height, width, last = _layout(leaf)
     kind = net.torso
@@ -48,7 +49,7 @@ class Encoder(nn.Module):
         self.last = last
         self.map_shape = _outputs(stack, image)
         size = math.prod(self.map_shape)
-        self.stack = stack.to(memory_format=torch.channels_last)
+        self.stack = stack.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
         self.linear = linear(size, features) if features else None
         self.features = features or size
 
@@ -100,10 +101,12 @@ class Convolutions(nn.Module):
     def __init__(self, channels: int, layers: list[tuple[int, int, int, int]]):
         super().__init__()
         self.layers = nn.ModuleList()
+        self.calls = []
         for width, kernel, stride, padding in layers:
-            self.layers.append(nn.Conv2d(channels, width, kernel, stride, padding))
+            layer = nn.Conv2d(channels, width, kernel, stride, padding)
+            self.layers.append(layer)
+            self.calls.append((layer.weight, layer.bias, stride, padding))
             channels = width
-        self.calls = [(conv.weight, conv.bias, conv.stride, conv.padding) for conv in self.layers]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for call in self.calls:
@@ -131,17 +134,19 @@ def _impala(channels: int) -> nn.Module:
 
 def _outputs(stack: nn.Module, image: tuple[int, int, int]) -> tuple[int, int, int]:
     """(C, H, W) that convolutions and pools, one behind the other, make of an image; nothing is computed for it."""
-    channels, *sides = image
+    channels, height, width = image
     for layer in stack.modules():
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
-            kernel, stride, padding = (
-                size if isinstance(size, tuple) else (size, size)
-                for size in (layer.kernel_size, layer.stride, layer.padding)
-            )
-            sides = [(side + 2 * p - k) // s + 1 for side, k, s, p in zip(sides, kernel, stride, padding)]
+            kernel, stride, padding = (_pair(size) for size in (layer.kernel_size, layer.stride, layer.padding))
+            sides = zip((height, width), kernel, stride, padding)
+            height, width = ((side + 2 * p - k) // s + 1 for side, k, s, p in sides)
         if isinstance(layer, nn.Conv2d):
             channels = layer.out_channels
-    return channels, *sides
+    return channels, height, width
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return size if isinstance(size, tuple) else (size, size)
 
 
 def _layout(leaf: Leaf) -> tuple[int, int, int, bool]:

@@ -51,7 +51,7 @@ class Core(nn.Module):
 
     def initial(self, lanes: int) -> Tree:
         """The state at an episode's start."""
-        device = self.rnn.weight_ih_l0.device
+        device = next(self.rnn.parameters()).device
         return {leaf: torch.zeros(lanes, self.layers, self.size, device=device) for leaf in self.leaves}
 
     def step(self, x: torch.Tensor, state: Tree) -> tuple[torch.Tensor, Tree]:

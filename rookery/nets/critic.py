@@ -16,6 +16,7 @@ is near 0, the first values near the middle of their range.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from rookery.core.errors import UsageError
 from rookery.core.types import EnvSpec
 from rookery.nets.body import Body
 from rookery.nets.init import uniform
+from rookery.nets.modules import Modules
 from rookery.nets.torso import make_torso
 from rookery.ops.distributional import Mixture, categorical_mean, mixture_mean
 
@@ -63,7 +65,7 @@ class TwoTorsos(nn.Module):
         return torch.cat([first, second], -1), maps | more
 
 
-def _torso(spec: EnvSpec, net: NetConfig, keys: tuple[str, ...] | list[str]) -> nn.Module:
+def _torso(spec: EnvSpec, net: NetConfig, keys: tuple[str, ...] | list[str]) -> Any:
     part = replace(spec, obs={key: spec.obs[key] for key in keys})
     if not any(leaf.kind == "image" for leaf in part.obs.values()):
         net = replace(net, torso="auto")  # a CNN that is asked for is meant for the group that has the images
@@ -71,6 +73,7 @@ def _torso(spec: EnvSpec, net: NetConfig, keys: tuple[str, ...] | list[str]) -> 
 
 
 def _encoder(spec: EnvSpec, net: NetConfig, second_torso: tuple[str, ...]) -> nn.Module:
+    torso: nn.Module
     if second_torso:
         torso = TwoTorsos(spec, net, second_torso)
     else:
@@ -87,7 +90,7 @@ class Layers(nn.Module):
         super().__init__()
         sizes = [inputs, *hidden]
         self.outputs = sizes[-1]
-        self.linear = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))  # torch's init is ±1/sqrt(inputs)
+        self.linear = Modules(nn.Linear(*pair) for pair in pairwise(sizes))  # torch's init is ±1/sqrt(inputs)
         self.norm = nn.LayerNorm(hidden[0]) if layer_norm and hidden else None
         self.activation = _ACTIVATIONS[activation]
         self.pairs = [(layer.weight, layer.bias) for layer in self.linear]  # what a call needs, without its lookup
@@ -130,7 +133,7 @@ class Critic(Body):
         spec: EnvSpec,
         net: NetConfig,
         hidden: tuple[int, ...],
-        head: type[nn.Module] | Any,
+        head: Callable[[int], Any],
         layer_norm: bool = True,
         activation: Activation = "relu",
         second_torso: tuple[str, ...] = (),
@@ -164,6 +167,8 @@ class ScalarHead(nn.Module):
 class CategoricalHead(nn.Module):
     """Logits [N, A] over atoms evenly spaced from v_min to v_max."""
 
+    atoms: torch.Tensor
+
     def __init__(self, inputs: int, atoms: int, v_min: float, v_max: float):
         super().__init__()
         self.out = last(inputs, atoms)
@@ -186,7 +191,7 @@ class MixtureHead(nn.Module):
     def __init__(self, inputs: int, components: int, v_min: float, v_max: float):
         super().__init__()
         self.out = last(inputs, 3 * components)
-        self.middle, self.half = (v_max + v_min) / 2, (v_max - v_min) / 2
+        self.middle, self.radius = (v_max + v_min) / 2, (v_max - v_min) / 2
         with torch.no_grad():
             _, mean, std = self.out.bias.view(3, components)
             mean += torch.linspace(-0.5, 0.5, components, device="cpu") if components > 1 else 0.0
@@ -195,7 +200,7 @@ class MixtureHead(nn.Module):
     def forward(self, x: torch.Tensor) -> Mixture:
         weight, mean, std = F.linear(x, self.out.weight, self.out.bias).chunk(3, -1)
         return Mixture(
-            weight.log_softmax(-1), self.middle + self.half * mean, self.half * (F.softplus(std) + STD_FLOOR)
+            weight.log_softmax(-1), self.middle + self.radius * mean, self.radius * (F.softplus(std) + STD_FLOOR)
         )
 
     def mean(self, params: Mixture) -> torch.Tensor:
@@ -211,6 +216,8 @@ def last(inputs: int, outputs: int) -> nn.Linear:
 
 class RandomStart(nn.Module):
     """Whether actors still act at random: a flag that is published with the weights."""
+
+    flag: torch.Tensor
 
     def __init__(self):
         super().__init__()

@@ -92,6 +92,8 @@ class MultiCategorical(PolicyHead):
     Branches are rows of one table as wide as the widest, padded with impossible choices: one call serves them all.
     """
 
+    places: torch.Tensor  # of the choices in the table
+
     def __init__(self, features: int, choices: tuple[int, ...]):
         super().__init__(features, sum(choices))
         self.shape = (len(choices), max(choices))
@@ -162,6 +164,9 @@ class SquashedGaussian(Gaussian):
     Gaussian's entropy alone would reward saturating tanh; minus the log-probability of a stored action has an
     expected gradient of zero.)
     """
+
+    nodes: torch.Tensor
+    weights: torch.Tensor
 
     def __init__(self, features: int, size: int, log_std: float, state_std: bool):
         super().__init__(features, size, log_std, state_std)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 from torch import nn
 
 HIDDEN_GAIN = math.sqrt(2)
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
-def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Linear | nn.Conv2d:
+def orthogonal(layer: Layer, gain: float) -> Layer:
+    assert layer.bias is not None
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer

@@ -12,6 +12,7 @@ from torch import nn
 
 from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import EnvSpec
+from rookery.nets.modules import Modules
 from rookery.ops.moments import Moments, from_sums, merge, moments, to_sums, variance
 from rookery.ops.returns import backward_scan
 
@@ -21,6 +22,10 @@ EPSILON = 1e-8
 
 class Running(nn.Module):
     """Moments of everything seen so far, as float64 buffers."""
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    m2: torch.Tensor
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
@@ -42,6 +47,11 @@ class Running(nn.Module):
 
 
 class LeafNormalizer(nn.Module):
+    scale32: torch.Tensor
+    shift32: torch.Tensor
+    low32: torch.Tensor
+    high32: torch.Tensor
+
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
         self.running = Running(shape)
@@ -73,7 +83,7 @@ class ObsNormalizer(nn.Module):
         super().__init__()
         vectors = (key for key, leaf in spec.obs.items() if leaf.kind == "vector" and leaf.dtype.startswith("float"))
         self.keys = tuple(vectors) if enabled else ()
-        self.leaves = nn.ModuleList(LeafNormalizer(spec.obs[key].shape) for key in self.keys)
+        self.leaves = Modules(LeafNormalizer(spec.obs[key].shape) for key in self.keys)
 
     def forward(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if not self.keys:
@@ -102,6 +112,8 @@ class RewardScaler(nn.Module):
     The running return of each environment (lane) continues from one call to the next and is zeroed after an end.
     Lanes are those of the whole run; a rank keeps the returns of its own lanes and shares the moments.
     """
+
+    returns: torch.Tensor  # [lanes]
 
     def __init__(self, lanes: int, gamma: float, enabled: bool):
         super().__init__()

@@ -25,6 +25,7 @@ from rookery.core.config import NetConfig
 from rookery.core.types import EnvSpec
 from rookery.nets.body import Body
 from rookery.nets.init import uniform
+from rookery.nets.modules import Modules, Nets
 from rookery.nets.noisy import NoisyLinear
 from rookery.nets.normalize import ObsNormalizer
 from rookery.nets.torso import make_torso
@@ -34,12 +35,12 @@ ONLINE = ("body", "q")  # what is trained, and has a target
 TRUNK_SCALE = 1 / math.sqrt(2)
 
 
-def q_nets(spec: EnvSpec, net: NetConfig, head: Callable[[int], nn.Module], epsilon: float) -> nn.ModuleDict:
+def q_nets(spec: EnvSpec, net: NetConfig, head: Callable[[int], nn.Module], epsilon: float) -> Nets:
     """`head` makes the head for a number of features."""
     torso = make_torso(spec, net)
     if not net.module:
         uniform(torso)
-    nets = nn.ModuleDict({"normalizer": ObsNormalizer(spec, net.normalize_obs), "body": Body(spec, net, torso)})
+    nets = Nets({"normalizer": ObsNormalizer(spec, net.normalize_obs), "body": Body(spec, net, torso)})
     nets["q"] = head(nets["body"].features)
     nets["epsilon"] = Epsilon(epsilon)
     for name in ONLINE:
@@ -48,7 +49,7 @@ def q_nets(spec: EnvSpec, net: NetConfig, head: Callable[[int], nn.Module], epsi
 
 
 @torch.no_grad()
-def copy_to_targets(nets: nn.ModuleDict) -> None:
+def copy_to_targets(nets: Nets) -> None:
     for name in ONLINE:
         online, target = nets[name], nets[f"target_{name}"]
         for source, to in ((online.parameters(), target.parameters()), (online.buffers(), target.buffers())):
@@ -58,6 +59,8 @@ def copy_to_targets(nets: nn.ModuleDict) -> None:
 
 class Epsilon(nn.Module):
     """The share of random actions: it follows the learner's schedule and reaches actors with the weights."""
+
+    value: torch.Tensor
 
     def __init__(self, start: float):
         super().__init__()
@@ -74,6 +77,8 @@ class QHead(nn.Module):
     atoms. `stream` is the width of the hidden layer of each stream, 0 for none. With `sigma` above 0 all layers are
     noisy and take a vector of `noise` numbers, for all rows or for each. `shared_bias`: the actions have one bias.
     """
+
+    atoms: torch.Tensor | None
 
     def __init__(
         self,
@@ -122,12 +127,13 @@ class Stream(nn.Module):
         super().__init__()
         sizes = [inputs, hidden, outputs] if hidden else [inputs, outputs]
         # nn.Linear starts uniform within ±1/√fan_in by itself
-        self.layers = nn.ModuleList(NoisyLinear(*s, sigma) if sigma else nn.Linear(*s) for s in pairwise(sizes))
+        layers: list[Any] = [NoisyLinear(*s, sigma) if sigma else nn.Linear(*s) for s in pairwise(sizes)]
+        self.layers = Modules(layers)
         if shared_bias:
-            last = self.layers[-1]
+            last = layers[-1]
             last.bias = nn.Parameter(last.bias.detach()[:1].clone())
         self.shared = outputs if shared_bias else 0
-        self.widths = [layer.width for layer in self.layers] if sigma else []
+        self.widths = [layer.width for layer in layers] if sigma else []
         self.noise = sum(self.widths)
         self.pairs = [(layer.weight, layer.bias) for layer in self.layers]  # what a call needs, without its lookups
 

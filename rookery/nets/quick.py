@@ -13,10 +13,10 @@ from typing import Generic, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from rookery.core.types import Tree
 from rookery.nets.heads import Categorical
+from rookery.nets.modules import Nets
 from rookery.nets.torso import Torso
 
 TINY = np.finfo(np.float32).tiny
@@ -28,10 +28,10 @@ class Quick(Generic[T]):
 
     def __init__(self, kind: type[T]):
         self._kind = kind
-        self._nets: nn.ModuleDict | None = None
+        self._nets: Nets | None = None
         self._quick: T | None = None
 
-    def of(self, nets: nn.ModuleDict) -> T | None:
+    def of(self, nets: Nets) -> T | None:
         """None: these nets are not covered and act through their modules."""
         if nets is not self._nets or (self._quick is not None and self._quick.stale):
             self._nets, self._quick = nets, self._kind(nets) if self._kind.fits(nets) else None
@@ -41,7 +41,7 @@ class Quick(Generic[T]):
 class QuickBody:
     """Normalizer and body of small nets."""
 
-    def __init__(self, nets: nn.ModuleDict):
+    def __init__(self, nets: Nets):
         torso = nets["body"].torso
         self._key = torso.plain_key
         self._tanh = torso.vector.activation is torch.tanh_
@@ -51,15 +51,15 @@ class QuickBody:
         self._scale = [buffer.numpy() for buffer in nets["normalizer"].published()]
 
     @classmethod
-    def fits(cls, nets: nn.ModuleDict) -> bool:
+    def fits(cls, nets: Nets) -> bool:
         """Whether these nets are of the kind that is covered here."""
         torso = nets["body"].torso
         return (
             type(torso) is Torso
             and torso.plain_key is not None
             and not torso.bf16
-            and len(torso.vector.layers) > 0
-            and torso.vector.layers[0].weight.is_cpu
+            and len(torso.vector.pairs) > 0
+            and torso.vector.pairs[0][0].is_cpu
             and nets["body"].core is None
         )
 
@@ -85,14 +85,14 @@ class QuickBody:
 
 
 class QuickPolicy(QuickBody):
-    def __init__(self, nets: nn.ModuleDict):
+    def __init__(self, nets: Nets):
         super().__init__(nets)
         head = nets["policy"].linear
         self._head = arrays(head.weight, head.bias)
         self._prepare(1, head.out_features)
 
     @classmethod
-    def fits(cls, nets: nn.ModuleDict) -> bool:
+    def fits(cls, nets: Nets) -> bool:
         return super().fits(nets) and type(nets["policy"]) is Categorical and "value_body" in nets
 
     def act(self, obs: Tree, generator: torch.Generator | None) -> tuple[np.ndarray, np.ndarray]:

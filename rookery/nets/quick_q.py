@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import nn
 
 from rookery.core.types import Tree
+from rookery.nets.modules import Nets
 from rookery.nets.qnet import QHead, Stream
 from rookery.nets.quick import QuickBody, arrays
 
@@ -17,7 +17,7 @@ from rookery.nets.quick import QuickBody, arrays
 class QuickQ(QuickBody):
     """Covers every kind of head."""
 
-    def __init__(self, nets: nn.ModuleDict):
+    def __init__(self, nets: Nets):
         super().__init__(nets)
         head = nets["q"]
         self._advantage = _QuickStream(head.advantage)
@@ -26,15 +26,15 @@ class QuickQ(QuickBody):
         self._atoms = None if head.atoms is None else head.atoms.numpy()
 
     @classmethod
-    def fits(cls, nets: nn.ModuleDict) -> bool:
+    def fits(cls, nets: Nets) -> bool:
         return super().fits(nets) and type(nets["q"]) is QHead
 
     def values(self, obs: Tree, noise: torch.Tensor | None = None) -> np.ndarray:
         """Values [B, A] of observations [B, ...], with noise [B, K] for a noisy head."""
         x, first, second = self.features(obs), None, None
         if noise is not None:
-            noise = noise.numpy()
-            first, second = noise[:, : self._parts], noise[:, self._parts :]
+            drawn = noise.numpy()
+            first, second = drawn[:, : self._parts], drawn[:, self._parts :]
         out = self._advantage(x, first)
         value = None if self._value is None else self._value(x, second)
         if self._atoms is None:

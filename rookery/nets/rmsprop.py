@@ -35,6 +35,7 @@ class FlatRMSProp(FlatOptimizer):
     def step(self) -> None:
         parameter, group = self.parameter, self.param_groups[0]
         gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None  # `FlatParams` has set it for good
         if not state:
             state["square"] = torch.full_like(parameter, group["start"])
             if group["centered"]:
@@ -65,6 +66,7 @@ class FlatAdaGrad(FlatOptimizer):
     def step(self) -> None:
         parameter, group = self.parameter, self.param_groups[0]
         gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None  # `FlatParams` has set it for good
         if not state:
             state["sum"] = torch.zeros_like(parameter)
         total = state["sum"].addcmul_(gradient, gradient)

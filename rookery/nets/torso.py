@@ -13,6 +13,7 @@ import importlib
 import math
 import platform
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +24,16 @@ from rookery.core.errors import UsageError
 from rookery.core.types import EnvSpec, Leaf
 from rookery.nets.cnn import cnn
 from rookery.nets.init import linear
+from rookery.nets.modules import Modules
+
+PLAIN = ("vector", "float32", 1)  # kind, dtype and axes of an observation that goes into the MLP as it is
 
 
-def make_torso(spec: EnvSpec, net: NetConfig) -> nn.Module:
-    """The torso that `net` asks for: ours, or the class named in `net.module`, called as Class(spec, net)."""
+def make_torso(spec: EnvSpec, net: NetConfig) -> Any:
+    """The torso that `net` asks for: ours, or the class named in `net.module`, called as Class(spec, net).
+
+    It is an nn.Module with an attribute `features`.
+    """
     if not net.module:
         return Torso(spec, net)
     path, _, name = net.module.partition(":")
@@ -56,16 +63,15 @@ class Torso(nn.Module):
             )
         self.bf16 = net.precision == "bf16"
         self.image_keys, self.flat_leaves = tuple(images), tuple(flat.items())
-        self.images = nn.ModuleList(cnn(leaf, net) for leaf in images.values())
+        self.images = Modules(cnn(leaf, net) for leaf in images.values())
         self.map_shapes = {key: encoder.map_shape for key, encoder in zip(self.image_keys, self.images)}
         self.features = sum(encoder.features for encoder in self.images)
         if flat:
             self.vector = MLP(sum(_width(leaf) for leaf in flat.values()), net)
             self.features += self.vector.features
         # The common cases, known in advance, so that a call does not loop over leaves: acting is all overhead.
-        only = next(iter(spec.obs.items())) if len(spec.obs) == 1 else ("", None)
-        plain = only[1] is not None and only[1].kind == "vector" and len(only[1].shape) == 1
-        self.plain_key = only[0] if plain and only[1].dtype == "float32" else None
+        plain = [key for key, leaf in spec.obs.items() if (leaf.kind, leaf.dtype, len(leaf.shape)) == PLAIN]
+        self.plain_key = plain[0] if plain and len(spec.obs) == 1 else None
 
     def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
         if self.bf16:
@@ -107,7 +113,7 @@ class MLP(nn.Module):
         super().__init__()
         sizes = [inputs, *net.hidden]
         self.features = sizes[-1]
-        self.layers = nn.ModuleList(linear(*pair) for pair in pairwise(sizes))
+        self.layers = Modules(linear(*pair) for pair in pairwise(sizes))
         self.activation = torch.tanh_ if net.activation == "tanh" else torch.relu_
         self.pairs = [(layer.weight, layer.bias) for layer in self.layers]  # what a call needs, without its lookup
 

@@ -31,7 +31,8 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _LIMIT = 10  # RLIMIT_LOCKS, which the module `resource` does not name
 _NUMBERS = 1 << 16  # marks of one family

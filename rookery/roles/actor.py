@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from rookery.algorithms.base import Algorithm
 from rookery.core import tree
@@ -23,11 +22,12 @@ from rookery.core.types import ActorReport, ActOutput, Episode, Explore, Unroll
 from rookery.core.unroll import live_steps
 from rookery.envs.gate import check_actions, check_finite, check_row, nonfinite_lane, watch
 from rookery.envs.lanes import LaneFault, Lanes
+from rookery.nets.modules import Nets
 from rookery.roles.episodes import Episodes
 
 
 class Actor:
-    def __init__(self, algorithm: Algorithm, nets: nn.ModuleDict, lanes: Lanes, seed: int, index: int = 0):
+    def __init__(self, algorithm: Algorithm, nets: Nets, lanes: Lanes, seed: int, index: int = 0):
         self.algorithm, self.nets, self.lanes = algorithm, nets, lanes
         self.plan = algorithm.plan()
         self.seed, self.index = seed, index

@@ -162,7 +162,10 @@ class Learner:
         if not math.isfinite(errors):
             fault = ("the sum of errors", errors)
         if self._exchange is None:
-            return (float(output.stop) if self.algorithm.stop_above < math.inf else -math.inf), fault
+            if self.algorithm.stop_above == math.inf:
+                return -math.inf, fault
+            assert output.stop is not None  # an algorithm with a limit says how near it is
+            return float(output.stop), fault
         stop, faulty, self._due = self._exchange(output, spoiled or fault is not None)
         if faulty and fault is None:
             fault = ("the gradient" if spoiled else "the gradient of another rank", math.nan)
@@ -191,7 +194,8 @@ class Learner:
 
     def _means(self, metrics: list[dict[str, torch.Tensor]]) -> dict[str, float]:
         """Averages over the minibatches, as numbers, with one transfer."""
-        names = list(max(metrics, key=len)) if metrics else []
+        most: dict[str, torch.Tensor] = max(metrics, key=len, default={})
+        names = list(most)
         # With several ranks there may be minibatches without a row of this one: of those it knows only the norms.
         mean, unknown = (torch.nanmean if self._exchange else torch.mean), torch.tensor(math.nan, device=self.device)
         rows = [torch.stack([m.get(name, unknown) for name in names]) for m in metrics]

@@ -12,13 +12,13 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from rookery.algorithms.base import Algorithm
 from rookery.core.errors import CheckpointError, EnvError
 from rookery.core.types import ActorReport, DataPlan, EnvSpec
 from rookery.core.unroll import as_unroll, empty_unroll, unroll_shapes
 from rookery.envs.lanes import Lanes
+from rookery.nets.modules import Nets
 from rookery.roles.actor import Actor
 from rookery.storage.codec import encode_tree
 from rookery.tables.builder import make_builder, parcel_shapes
@@ -43,7 +43,7 @@ class Producer:
     recover: Callable[[EnvError], None] | None = None
 
     def __init__(
-        self, algorithm: Algorithm, nets: nn.ModuleDict, lanes: Lanes, seed: int, index: int = 0,
+        self, algorithm: Algorithm, nets: Nets, lanes: Lanes, seed: int, index: int = 0,
         say: Callable[[str], None] = _warn,
     ):  # fmt: skip
         self.actor = Actor(algorithm, nets, lanes, seed, index)

@@ -15,12 +15,13 @@ from torch import nn
 
 from rookery.algorithms.base import Algorithm
 from rookery.nets.flat import FlatParams
+from rookery.nets.modules import Nets
 
 
 class Published:
     """The published part of an algorithm's nets, on either end of a pipe."""
 
-    def __init__(self, algorithm: Algorithm, nets: nn.ModuleDict, groups: Sequence[FlatParams] | None = None):
+    def __init__(self, algorithm: Algorithm, nets: Nets, groups: Sequence[FlatParams] | None = None):
         """`groups`: the learner's flat parameters; without them (an actor's end) the published ones get their own."""
         modules = [nets[name] for name in algorithm.published if name in nets]
         self._parts = _leading(modules, [FlatParams(modules)] if groups is None else groups)

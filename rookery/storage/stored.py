@@ -26,6 +26,7 @@ from rookery.core.errors import CheckpointError, UsageError
 from rookery.core.machine import Machine, amount
 from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.metrics.journal import Ledger
+from rookery.nets.modules import Nets
 from rookery.roles.learner import Learner
 from rookery.roles.producer import handover_shapes
 from rookery.storage import folder as folders
@@ -201,7 +202,7 @@ def check_room(algorithm: Algorithm) -> None:
         )
 
 
-def check_arrays(config: RunConfig, algorithm: Algorithm, nets: nn.ModuleDict, spec: EnvSpec) -> None:
+def check_arrays(config: RunConfig, algorithm: Algorithm, nets: Nets, spec: EnvSpec) -> None:
     """The same for what actors fill."""
     shapes = handover_shapes(spec, algorithm.plan(), config.envs_per_actor, algorithm.initial_state(nets, 1))
     need = config.actors * sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values())

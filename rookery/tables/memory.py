@@ -8,6 +8,7 @@ and as evicted if it goes before that.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,11 +61,12 @@ class ReplayMemory:
         self.memory, self._spec = memory, spec
         self.store = Store(plan, shapes, spec, actors)
         slots = self.store.slots
-        self.sampler: Sampler = {
+        samplers: dict[str, Callable[[], Sampler]] = {
             "uniform": lambda: Uniform(slots),
             "proportional": lambda: Proportional(slots, memory.alpha),
             "rank": lambda: Rank(slots, memory.alpha),
-        }[memory.sampler]()
+        }
+        self.sampler = samplers[memory.sampler]()
         self.remover = Proportional(slots, memory.remove_alpha) if memory.remover == "inverse" else None
         self.limiter = Limiter(memory.min_size, memory.batch, memory.samples_per_insert, memory.slack)
         self._rng = np.random.Generator(np.random.PCG64(seed_of(seed, "replay")))
@@ -190,6 +192,7 @@ class ReplayMemory:
         Several victims are drawn at once (and once more for those drawn twice), each with its share of the mass.
         """
         while count > self.store.room:
+            assert self.remover is not None  # a ring always has room
             victims, _ = self.remover.draw(count - self.store.room, self._rng)
             self._remove(np.unique(victims))
 
@@ -246,7 +249,8 @@ class ReplayMemory:
 
     def copy(self, picked: Picked) -> Transitions | Sequences:
         """The items as a batch of tensors. If others write meanwhile, ask `lacks` afterwards."""
-        columns, fields = self.store.read(picked.keys.slot), {"state": {}} if self._kind is Sequences else {}
+        columns = self.store.read(picked.keys.slot)
+        fields: dict[str, Any] = {"state": {}} if self._kind is Sequences else {}
         for path, top, below in self._columns:
             tensor = torch.from_numpy(columns[path])
             if below:
@@ -345,7 +349,7 @@ class ReplayMemory:
 
     def vectors(self) -> dict[str, np.ndarray]:
         """By path in the state; views."""
-        owners = {"store": self.store, **self._samplers()}
+        owners: dict[str, Store | Sampler] = {"store": self.store, **self._samplers()}
         found = {f"{name}/{key}": vector for name, owner in owners.items() for key, vector in owner.vectors().items()}
         return found | {"priority": self._priority, "waiting": self._waiting}
 

@@ -23,7 +23,11 @@ class Table(Protocol):
     publish_every: float  # seconds between two publications of weights; 0: before each order
     small_updates: bool  # an update is short: what only records need is computed when a record is due
     paced_by_env: bool  # progress counts steps taken, not steps trained on
-    memory: ReplayMemory | None  # what is saved beside the checkpoints
+
+    @property
+    def memory(self) -> ReplayMemory | None:
+        """What is saved beside the checkpoints."""
+        ...
 
     def __len__(self) -> int:
         """Unrolls, items or gradients that wait."""

@@ -63,6 +63,7 @@ def run(job: Job, crew: Crew, table: Table, trainer: Trainer) -> Job:
             loop.decide()
             loop.report()
         table.close()
+        job.journal.end_round()
         loop.count_losses()
         job.close(table, crew)
     return job
@@ -131,6 +132,8 @@ class Loop:
             with journal.split.stage("transfer"):
                 self.table.insert(delivery)
                 self.count_losses()
+        if not self.table.open:
+            journal.end_round()
 
     def learn(self) -> None:
         job, journal, table, trainer = self.job, self.job.journal, self.table, self.trainer
@@ -172,6 +175,6 @@ class Loop:
 
     def report(self) -> None:
         journal = self.job.journal
-        if journal.due:
+        if journal.due and not self.table.open:  # within a round the books are not complete
             self.job.tell_of(self.table)
             journal.report()

@@ -89,7 +89,7 @@ def test_every_step_the_journal_hears_of_is_on_one_side_of_the_books():
 def test_what_waits_is_counted_for_a_record_and_only_then():
     j, asked = journal(), []
     j.waiting = lambda: asked.append(1) or 21
-    j.told(0, report(128, pending=7), 1, overlaps=False)
+    j.told(0, report(128, pending=7), 1, overlaps=True)
     train(j, 100)
     j.report()
     assert not asked and not j.sinks.records, "the last record is not long enough ago"
@@ -265,7 +265,8 @@ def test_collecting_says_where_the_time_of_the_mean_actor_went():
         with j.collecting(overlaps=False, waits=True):
             j._clock.now += 3.0
         j.told(actor, report(10, env_s=env_s, inference_s=1.0, total_s=env_s + 1.5), 2, overlaps=False)
-    assert j.split.seconds["wait"] == 0.0, "not before the round is over"
+    assert j.env_steps == 0, "not before the round is over"
+    j.end_round()
     train(j, 20)
     seconds = j.split.seconds
     assert (seconds["env"], seconds["inference"], seconds["other"]) == pytest.approx((2.0, 1.0, 0.5))
@@ -290,7 +291,7 @@ def test_what_an_actor_held_back_is_lost_with_it_and_with_a_part_of_it():
     j = journal()
     j.waiting = lambda: 0
     for actor in (0, 1):
-        j.told(actor, report(10, pending=4), 2, overlaps=False)
+        j.told(actor, report(10, pending=4), 2, overlaps=True)
     train(j, 12)
     j.failed(Failure(1, 3, "actor_died", "gone", replaced=True), held=0)
     j.count_in_flight()
@@ -298,6 +299,19 @@ def test_what_an_actor_held_back_is_lost_with_it_and_with_a_part_of_it():
     j.failed(Failure(0, 0, "env_raised", "recreated", replaced=False))
     j.count_in_flight()
     assert j.ledger.dropped == {"actor_died": 7, "env_raised": 4} and j.ledger.in_flight == j.ledger.imbalance == 0
+
+
+def test_the_unrolls_of_a_round_count_in_the_order_of_the_actors_and_before_a_failure():
+    j, seen = journal(), []
+    j.collected = lambda report: seen.append(report.steps)
+    for actor in (2, 0, 3, 1):
+        j.told(actor, report(actor), 4, overlaps=False)
+    j.failed(Failure(3, 0, "actor_died", "gone", replaced=True))
+    assert seen == [3], "what the failed actor had delivered, and no other"
+    j.end_round()
+    assert seen == [3, 0, 1, 2]
+    j.end_round()
+    assert len(seen) == 4
 
 
 SUMMARY = {
