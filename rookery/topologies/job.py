@@ -186,6 +186,7 @@ class Job:
         """Save what was learnt since the last checkpoint, before the error ends the run."""
         if self.journal.env_steps <= self._kept_at:
             return
+        self.journal.end_round()  # what has come of a round that was not completed waits in the table
         try:
             self.save(crew, None, last=True)
             error.add_note(f"what was learnt is saved; go on with: rookery resume {quote(str(self.folder))}")
