@@ -18,15 +18,14 @@ import torch
 from rookery.algorithms.registry import build_algorithm
 from rookery.cli.configure import config_for
 from rookery.core.reduce import ALONE
-from rookery.core.types import Explore, Queue
-from rookery.core.unroll import as_unroll
+from rookery.core.types import Delivery, Explore, Queue
 from rookery.envs.check import random_actions
 from rookery.envs.make import make
 from rookery.processes.threads import Threads, available_cores
 from rookery.roles.learner import Learner
 from rookery.roles.producer import Producer, empty_arrays, handover_shapes
 from rookery.tables.memory import ReplayMemory
-from rookery.tables.queue import QueueTable
+from rookery.tables.queue import RoundQueue
 
 
 def seconds_per_call(fn, at_least: float = 3.0) -> float:
@@ -65,13 +64,16 @@ shapes = handover_shapes(lanes.spec, algorithm.plan(), lanes.count, {})
 
 def ppo_update() -> float:
     """Seconds of training per environment step: every step is trained on once an epoch."""
-    table = QueueTable(config.actors)
+    table = RoundQueue(config.actors)
     for producer in producers:
         producer.begin(0, "0")
         arrays = empty_arrays(shapes)
-        producer.fill(arrays, 0)
-        table.insert(as_unroll(arrays), producer.index, 0)
-    prepared = algorithm.prepare(learner.nets, table.sample(), ALONE)
+        report = producer.fill(arrays, 0)
+        table.ordered(producer.index, 0)
+        table.insert(Delivery(producer.index, 0, arrays, report, lambda: None))
+    sample = table.next(0, 0.0)
+    assert sample is not None
+    prepared = algorithm.prepare(learner.nets, sample.batch, ALONE)
     minibatch = next(iter(algorithm.minibatches(prepared, explore.rng, ALONE)))
     threads.learning()
 

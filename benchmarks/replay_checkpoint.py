@@ -3,9 +3,8 @@
     .venv/bin/python benchmarks/replay_checkpoint.py [case ...] [--items 2000000] [--frames 300000] [--packed 2000000]
 
 Each case is a full memory in a process of its own; a learner's loop (insert 50 items, draw 512, write 512 priorities
-back, all under one lock) runs beside the thread that writes the snapshot. "snapshot" is what `ReplayFeed.save` does
-under the lock, "stats" what it asks the table beside; "extra" is how far the process grows while a snapshot is open.
-One round of the loop is three calls (medians), each of which holds the lock once; the longest is that by the thread's
+back, all under one lock) runs beside the thread that writes the snapshot. "snapshot" is what `ReplayTable.snapshot`
+does under the lock, "stats" what is asked of the table beside; "extra" is how far the process grows meanwhile. One round of the loop is three calls (medians), each of which holds the lock once; the longest is that by the thread's
 CPU time, since on a machine with other work the longest by the clock is that of the scheduler. Prints a Markdown table;
 `--json` prints one case's numbers as they are.
 """

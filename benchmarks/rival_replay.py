@@ -62,7 +62,8 @@ class Rookery:
         import torch
 
         from rookery.core.config import ReplayConfig
-        from rookery.core.types import ActionSpec, DataPlan, EnvSpec, Leaf, Replay, Unroll
+        from rookery.core.types import ActionSpec, DataPlan, EnvSpec, Leaf, Replay
+        from rookery.core.unroll import Unroll
         from rookery.tables.builder import make_builder, parcel_shapes
         from rookery.tables.memory import Keys, ReplayMemory
 

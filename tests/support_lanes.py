@@ -18,8 +18,8 @@ from rookery.algorithms.ppo import PPO, PPOConfig
 from rookery.core import tree
 from rookery.core.config import NetConfig
 from rookery.core.reduce import ALONE
-from rookery.core.types import ActionSpec, ActorReport, Delivery, EnvSpec, Leaf, Unroll
-from rookery.core.unroll import empty_unroll, unroll_shapes
+from rookery.core.types import ActionSpec, ActorReport, Delivery, EnvSpec, Leaf
+from rookery.core.unroll import Unroll, empty_unroll, unroll_shapes
 from rookery.envs.lanes import LaneFault, Lanes
 from rookery.roles.actor import Actor
 from rookery.roles.learner import Learner

@@ -16,8 +16,8 @@ from support_lanes import BOX, DISCRETE, MULTI, ScriptedLanes
 
 from rookery.core import tree
 from rookery.core.config import ReplayConfig
-from rookery.core.types import ActionSpec, DataPlan, EnvSpec, Leaf, Replay, Unroll
-from rookery.core.unroll import as_unroll, empty_unroll, unroll_shapes
+from rookery.core.types import ActionSpec, DataPlan, EnvSpec, Leaf, Replay
+from rookery.core.unroll import Unroll, as_unroll, empty_unroll, unroll_shapes
 from rookery.tables.builder import Builder, make_builder, parcel_shapes
 
 VECTOR = {"obs": Leaf((3,), "float32", "vector")}

@@ -25,7 +25,8 @@ from rookery.core.config import NetConfig
 from rookery.core.errors import UsageError
 from rookery.core.ranges import Count, NotNegative, Positive, Share
 from rookery.core.reduce import Reduce
-from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Queue, Tree, Unroll
+from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Queue, Tree
+from rookery.core.unroll import Unroll
 from rookery.nets import build
 from rookery.nets.adam import FlatAdam
 from rookery.nets.core import resets

@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # environments are probed in processes that should not pay fo
     import torch
 
 Tree = Any  # an array, or a dict of trees
+Arrays = dict[str, np.ndarray]  # by path, "obs/image"
+Shapes = dict[str, tuple[tuple[int, ...], str]]  # of arrays, by path: shape and dtype
 
 
 @dataclass(frozen=True)
@@ -72,29 +74,6 @@ class EnvSpec:
     obs: dict[str, Leaf]
     action: ActionSpec
     clipped: bool = False  # rewards are clipped to [-1, 1] where they train; those of evaluation are not
-
-
-@dataclass(frozen=True)
-class Unroll:
-    """T steps of B environments: the unit that travels.
-
-    Row t holds the observation, the action taken on it and its result; `obs` has one row more, and that row is
-    the next unroll's row 0. Resets happen on the step after an end ("next-step reset"): if row t ends an episode,
-    obs[t+1] is its final observation, and row t+1 is not live: its action was ignored, its reward is 0, it has no
-    loss weight and is not an environment step.
-    """
-
-    obs: Tree  # [T+1, B, ...]
-    action: Any  # [T, B, ...]
-    reward: Any  # [T, B] float32
-    terminated: Any  # [T, B] bool: the task ended; no value beyond
-    truncated: Any  # [T, B] bool: a limit ended it; the value of obs[t+1] still counts
-    live: Any  # [T, B] bool
-    logp: Any  # [T, B] float32, log-probability of the action under the policy that took it
-    state0: Tree  # [C, B, ...] recurrent state fed to the first row of each of the C chunks; {} without recurrence
-    version: Any  # [B] int64, version of the weights that acted
-    lane: Any  # [B] int64, number of the environment in the whole run
-    extras: dict[str, Any] = field(default_factory=dict)  # what an algorithm declares, [T, B, ...]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from rookery.core.types import Shapes
 from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
-from rookery.roles.producer import Shapes
 
 
 class SharedBuffers:

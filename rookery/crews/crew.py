@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from rookery.algorithms.base import Algorithm
-from rookery.core.types import Delivery, EnvSpec, Failure
-from rookery.roles.producer import Shapes
+from rookery.core.types import Delivery, EnvSpec, Failure, Shapes
 
 States = list[dict[str, Any] | None]  # of the actors, for a checkpoint; None where one cannot be restored
 

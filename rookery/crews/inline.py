@@ -14,22 +14,22 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from torch import nn
 
 from rookery.core.config import RunConfig
 from rookery.core.errors import EnvError
 from rookery.core.seeding import seed_of
-from rookery.core.types import Delivery, EnvSpec, Failure
+from rookery.core.types import Arrays, Delivery, EnvSpec, Failure
 from rookery.crews.crew import Setup, States
 from rookery.envs.lanes import Lanes
 from rookery.envs.make import make
+from rookery.nets.modules import Nets
 from rookery.processes.faults import FaultPlan, InjectedFault
 from rookery.processes.orphans import MarkedHere
 from rookery.processes.signals import Signals
 from rookery.processes.threads import Threads, available_cores
 from rookery.processes.worker import Restarts
 from rookery.roles.learner import Learner
-from rookery.roles.producer import Arrays, Producer, empty_arrays
+from rookery.roles.producer import Producer, empty_arrays
 from rookery.roles.weights import Published
 
 
@@ -97,7 +97,7 @@ class InlineCrew:
             self._begin(producer)
         self.openings.extend(list(range(self.config.actors)) * setup.ahead)
 
-    def _nets(self, learner: Learner) -> nn.ModuleDict:
+    def _nets(self, learner: Learner) -> Nets:
         """Those that act: the learner's own, or a copy if these live on another device."""
         self._mirror: Published | None = None
         if learner.device.type == "cpu":

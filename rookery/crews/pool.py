@@ -247,7 +247,7 @@ class WorkerPool:
     def _check_spec(self, index: int, spec: EnvSpec) -> None:
         if self.spec is not None and spec != self.spec:
             other = f"actor {index} made another environment than its peers: {spec} instead of {self.spec}"
-            raise Lost.by(EnvError(other))
+            raise Lost.by(EnvError(other, "other_env"))
         self.spec = spec
 
     def _open(self, place: Place) -> None:

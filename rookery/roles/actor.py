@@ -18,8 +18,8 @@ from rookery.algorithms.base import Algorithm
 from rookery.core import tree
 from rookery.core.errors import EnvError
 from rookery.core.seeding import seed_of
-from rookery.core.types import ActorReport, ActOutput, Episode, Explore, Unroll
-from rookery.core.unroll import live_steps
+from rookery.core.types import ActorReport, ActOutput, Episode, Explore
+from rookery.core.unroll import Unroll, live_steps
 from rookery.envs.gate import check_actions, check_finite, check_row, nonfinite_lane, watch
 from rookery.envs.lanes import LaneFault, Lanes
 from rookery.nets.modules import Nets

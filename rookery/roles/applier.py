@@ -10,14 +10,14 @@ import torch
 from rookery.core.errors import NumericError
 from rookery.core.types import StepReport
 from rookery.roles.learner import Learner
-from rookery.roles.weights import Whole
+from rookery.roles.weights import AllWeights
 from rookery.tables.gradients import Gradient
 
 
 class Applier:
     def __init__(self, learner: Learner):
-        self.learner, self._whole = learner, Whole(learner)
-        self.size, self.floats = self._whole.gradients, self._whole.size  # of a gradient, and of the weights
+        self.learner, self._weights = learner, AllWeights(learner)
+        self.size, self.floats = self._weights.gradients, self._weights.size  # of a gradient, and of the weights
 
     @property
     def version(self) -> int:
@@ -36,7 +36,7 @@ class Applier:
         return StepReport(batch.metrics | {name: float(norm) for name, norm in norms.items()})
 
     def read(self) -> torch.Tensor:
-        return self._whole.read()
+        return self._weights.read()
 
     def ensure_finite(self) -> None:
         self.learner.ensure_finite()

@@ -14,11 +14,11 @@ import torch
 from rookery.algorithms.base import Algorithm
 from rookery.core.config import RunConfig
 from rookery.core.seeding import seed_of
-from rookery.core.types import ActorReport, GradientReport
+from rookery.core.types import ActorReport, Arrays, GradientReport
 from rookery.envs.lanes import Lanes
 from rookery.roles.learner import Learner
-from rookery.roles.producer import Arrays, Producer, empty_arrays, handover_shapes
-from rookery.roles.weights import Whole
+from rookery.roles.producer import Producer, empty_arrays, handover_shapes
+from rookery.roles.weights import AllWeights
 from rookery.tables.factory import share_of
 from rookery.tables.memory import ReplayMemory
 
@@ -32,8 +32,8 @@ class GradientMaker:
         # The first worker draws as a serial run does: alone, it repeats one.
         seed = config.seed if index == 0 else seed_of(config.seed, "worker", index)
         self.learner = Learner(algorithm, seed)
-        self.whole = Whole(self.learner)
-        self.floats = self.whole.size
+        self.weights = AllWeights(self.learner)
+        self.floats = self.weights.size
         self.producer = Producer(algorithm, self.learner.nets, lanes, config.seed, index, say)
         plan = share_of(self.producer.plan, config.actors)
         state = algorithm.initial_state(self.learner.nets, 1)
@@ -45,7 +45,7 @@ class GradientMaker:
 
     def load(self, vector: torch.Tensor, version: int) -> None:
         before, self.learner.version = self.learner.version, version
-        self.whole.load(vector)
+        self.weights.load(vector)
         self.learner.algorithm.pulled(self.learner.nets, before, version)
 
     def fill(self, arrays: Arrays, progress: float, tick: Callable[[int], object] | None = None) -> GradientReport:
@@ -71,7 +71,7 @@ class GradientMaker:
         started = perf_counter()
         sample = self.memory.sample(progress)
         output = self.learner.first_gradients(sample.batch, progress)
-        self.whole.read_gradients(out)
+        self.weights.read_gradients(out)
         if output.priorities is not None:
             if torch.isfinite(output.priorities).all():
                 self.memory.update(sample.keys, output.priorities.detach().numpy())

@@ -15,7 +15,7 @@ import numpy as np
 
 from rookery.algorithms.base import Algorithm
 from rookery.core.errors import CheckpointError, EnvError
-from rookery.core.types import ActorReport, DataPlan, EnvSpec
+from rookery.core.types import ActorReport, Arrays, DataPlan, EnvSpec, Shapes
 from rookery.core.unroll import as_unroll, empty_unroll, unroll_shapes
 from rookery.envs.lanes import Lanes
 from rookery.nets.modules import Nets
@@ -24,9 +24,6 @@ from rookery.storage.codec import encode_tree
 from rookery.tables.builder import make_builder, parcel_shapes
 
 MAX_STATE = 255 << 20  # bytes of one actor's environments; with the rest it must fit into a message of 256 MiB
-
-Shapes = dict[str, tuple[tuple[int, ...], str]]
-Arrays = dict[str, np.ndarray]
 
 
 def _warn(message: str) -> None:

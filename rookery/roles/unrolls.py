@@ -11,9 +11,9 @@ import torch
 
 from rookery.algorithms.base import Algorithm
 from rookery.core.config import RunConfig
-from rookery.core.types import ActorReport
+from rookery.core.types import ActorReport, Arrays
 from rookery.envs.lanes import Lanes
-from rookery.roles.producer import Arrays, Producer
+from rookery.roles.producer import Producer
 from rookery.roles.weights import Published
 
 

@@ -18,15 +18,12 @@ from rookery.nets.flat import FlatParams
 from rookery.nets.modules import Nets
 
 
-class Published:
-    """The published part of an algorithm's nets, on either end of a pipe."""
+class FlatVector:
+    """Several tensors as one float32 vector."""
 
-    def __init__(self, algorithm: Algorithm, nets: Nets, groups: Sequence[FlatParams] | None = None):
-        """`groups`: the learner's flat parameters; without them (an actor's end) the published ones get their own."""
-        modules = [nets[name] for name in algorithm.published if name in nets]
-        self._parts = _leading(modules, [FlatParams(modules)] if groups is None else groups)
-        self._parts += [buffer for module in modules for buffer in _buffers(module)]
-        self.size = sum(part.numel() for part in self._parts)
+    def __init__(self, parts: list[torch.Tensor]):
+        self._parts = parts
+        self.size = sum(part.numel() for part in parts)
 
     @torch.no_grad()
     def read(self) -> torch.Tensor:
@@ -35,7 +32,37 @@ class Published:
 
     @torch.no_grad()
     def load(self, vector: torch.Tensor) -> None:
-        _spread(vector, self._parts)
+        at = 0
+        for part in self._parts:
+            part.copy_(vector[at : at + part.numel()].view_as(part))
+            at += part.numel()
+
+
+class Published(FlatVector):
+    """The published part of an algorithm's nets, on either end of a pipe."""
+
+    def __init__(self, algorithm: Algorithm, nets: Nets, groups: Sequence[FlatParams] | None = None):
+        """`groups`: the learner's flat parameters; without them (an actor's end) the published ones get their own."""
+        modules = [nets[name] for name in algorithm.published if name in nets]
+        parts = _leading(modules, [FlatParams(modules)] if groups is None else groups)
+        super().__init__(parts + [buffer for module in modules for buffer in _buffers(module)])
+
+
+class AllWeights(FlatVector):
+    """All of a learner's parameters and published buffers as one vector, and all its gradients as another.
+
+    For workers that compute gradients: they need more than an actor does.
+    """
+
+    def __init__(self, learner: Any):
+        self._flats = list(learner.flat.values())
+        names = [name for name in learner.algorithm.published if name in learner.nets]
+        buffers = [buffer for name in names for buffer in _buffers(learner.nets[name])]
+        super().__init__([flat.data for flat in self._flats] + buffers)
+        self.gradients = sum(flat.grad.numel() for flat in self._flats)
+
+    def read_gradients(self, out: torch.Tensor) -> None:
+        torch.cat([flat.grad for flat in self._flats], out=out)
 
 
 def _buffers(module: nn.Module) -> list[torch.Tensor]:
@@ -58,36 +85,3 @@ def _leading(modules: list[nn.Module], groups: Sequence[FlatParams]) -> list[tor
     if rest:
         raise ValueError(f"published modules belong to no group, so nobody trains them: {rest}")
     return parts
-
-
-class Whole:
-    """All of a learner's parameters and published buffers as one vector, and all its gradients as another.
-
-    For those who compute gradients elsewhere: they need more than an actor does.
-    """
-
-    def __init__(self, learner: Any):
-        self._flats = list(learner.flat.values())
-        names = learner.algorithm.published
-        self._parts = [flat.data for flat in self._flats]
-        self._parts += [buffer for name in names if name in learner.nets for buffer in _buffers(learner.nets[name])]
-        self.size = sum(part.numel() for part in self._parts)
-        self.gradients = sum(flat.grad.numel() for flat in self._flats)
-
-    @torch.no_grad()
-    def read(self) -> torch.Tensor:
-        return torch.cat([part.flatten() for part in self._parts]).cpu()
-
-    @torch.no_grad()
-    def load(self, vector: torch.Tensor) -> None:
-        _spread(vector, self._parts)
-
-    def read_gradients(self, out: torch.Tensor) -> None:
-        torch.cat([flat.grad for flat in self._flats], out=out)
-
-
-def _spread(vector: torch.Tensor, parts: list[torch.Tensor]) -> None:
-    at = 0
-    for part in parts:
-        part.copy_(vector[at : at + part.numel()].view_as(part))
-        at += part.numel()

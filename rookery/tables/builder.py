@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rookery.core.types import DataPlan, EnvSpec, Tree, Unroll
+from rookery.core.types import Arrays, DataPlan, EnvSpec, Shapes, Tree
+from rookery.core.unroll import Unroll
 from rookery.tables import nstep, sequence
 from rookery.tables.frames import frame_shape, image_leaves, most_frames
-from rookery.tables.window import Arrays, Priorities, Shapes, replay_of
+from rookery.tables.window import Priorities, replay_of
 
 
 class Builder(Protocol):

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from rookery.core.errors import UsageError
 from rookery.core.machine import Machine, amount
-from rookery.core.types import DataPlan, EnvSpec, Queue, Replay
+from rookery.core.types import DataPlan, EnvSpec, Queue, Replay, Shapes
 from rookery.tables.memory import ReplayMemory
 from rookery.tables.queue import LagQueue, RoundQueue
 from rookery.tables.replay import FreeReplayTable, ReplayTable
 from rookery.tables.snapshot import BUFFERS
-from rookery.tables.store import Shapes
 from rookery.tables.table import Table
 
 SPARE = 0.9  # share of the free memory that a replay memory may take

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,40 +18,15 @@ import torch
 from rookery.core import tree
 from rookery.core.errors import CheckpointError, NumericError, UsageError
 from rookery.core.seeding import seed_of
-from rookery.core.types import EnvSpec, Replay, Sequences, Transitions
+from rookery.core.types import EnvSpec, Replay, Sequences, Shapes, Transitions
 from rookery.tables import verify
+from rookery.tables.drawn import Drawn, Keys, Picked
 from rookery.tables.frames import fill, image_leaves
 from rookery.tables.limiter import Limiter
 from rookery.tables.ring import BeforeWrite, Packed, Rows
 from rookery.tables.sampler import Proportional, Rank, Sampler, Uniform
 from rookery.tables.snapshot import allowance
-from rookery.tables.store import Shapes, Store, physical_slots, store_bytes
-
-
-class Keys(NamedTuple):
-    """Which items were drawn: slots may be taken by others later, ids are never used again."""
-
-    slot: np.ndarray  # [N] int64
-    id: np.ndarray  # [N] int64
-
-
-class Picked(NamedTuple):
-    """Items that are to be copied out."""
-
-    keys: Keys
-    probability: np.ndarray  # [N] of each, per draw
-    weight: np.ndarray  # [N] float32, importance weights
-    steps: np.ndarray  # [N] environment steps of each that are drawn for the first time
-
-    @property
-    def fresh(self) -> int:
-        return int(self.steps.sum())
-
-
-class Drawn(NamedTuple):
-    batch: Transitions | Sequences
-    keys: Keys
-    fresh: int
+from rookery.tables.store import Store, physical_slots, store_bytes
 
 
 class ReplayMemory:

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from rookery.core.types import DataPlan, EnvSpec, Unroll
+from rookery.core.types import Arrays, DataPlan, EnvSpec, Shapes
+from rookery.core.unroll import Unroll
 from rookery.tables.frames import fill
-from rookery.tables.window import Arrays, Priorities, Shapes, Window, obs_columns, replay_of
+from rookery.tables.window import Priorities, Window, obs_columns, replay_of
 
 
 def most_items(plan: DataPlan, lanes: int) -> int:

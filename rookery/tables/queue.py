@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rookery.core import tree
-from rookery.core.types import Delivery, Sample, Unroll
-from rookery.core.unroll import as_unroll
+from rookery.core.types import Delivery, Sample
+from rookery.core.unroll import Unroll, as_unroll
 from rookery.tables.rounds import Rounds
 from rookery.tables.table import POLL, Losses, Plain
 

@@ -22,9 +22,10 @@ import numpy as np
 
 from rookery.core import tree
 from rookery.core.errors import CheckpointError
-from rookery.core.types import DataPlan, EnvSpec, Tree, Unroll
+from rookery.core.types import Arrays, DataPlan, EnvSpec, Shapes, Tree
+from rookery.core.unroll import Unroll
 from rookery.tables.frames import ZERO, fill
-from rookery.tables.window import Arrays, Priorities, Shapes, Window, obs_columns, replay_of
+from rookery.tables.window import Priorities, Window, obs_columns, replay_of
 
 _ROWS = ("action", "reward", "terminated", "truncated")
 

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rookery.core.types import EnvSpec, Leaf, Replay
+from rookery.core.types import EnvSpec, Leaf, Replay, Shapes
 from rookery.tables.frames import fill, frame_shape, image_leaves
 from rookery.tables.ring import NEVER, BeforeWrite, FrameRing, Packed, PackedRing, Rows, runs
-
-Shapes = dict[str, tuple[tuple[int, ...], str]]  # of a parcel: path -> (shape, dtype)
 
 SOFT_ROOM = 1.25  # physical room of a soft capacity
 PACKED = 4  # what compression makes of frames, for `bytes_needed` only: most shrink more than that

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from rookery.core import tree
-from rookery.core.types import DataPlan, EnvSpec, Replay, Unroll
+from rookery.core.types import Arrays, DataPlan, EnvSpec, Replay, Shapes
+from rookery.core.unroll import Unroll
 from rookery.tables.frames import FrameNumbers, fill, image_leaves
 from rookery.tables.verify import check_columns, check_ends
 
-Arrays = dict[str, np.ndarray]
-Shapes = dict[str, tuple[tuple[int, ...], str]]
 Priorities = Callable[[Arrays], "np.ndarray | None"]  # as `Algorithm.start_priorities`
 
 _COLUMNS = ("action", "reward", "terminated", "truncated", "live", "version")

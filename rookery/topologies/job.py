@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rookery.algorithms.base import Algorithm
 from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, LearnerError, NumericError, RookeryError, StorageError
-from rookery.core.types import EnvSpec
+from rookery.core.types import EnvSpec, Shapes
 from rookery.crews.crew import Crew, States
 from rookery.metrics.journal import Journal
 from rookery.processes.faults import FaultPlan
@@ -26,7 +26,7 @@ from rookery.processes.signals import Signals
 from rookery.processes.threads import Threads
 from rookery.roles.actor_state import check_state
 from rookery.roles.learner import Learner
-from rookery.roles.producer import Shapes, handover_shapes
+from rookery.roles.producer import handover_shapes
 from rookery.storage import checkpoint, stored
 from rookery.tables.table import Table
 from rookery.topologies import numeric

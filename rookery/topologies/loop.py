@@ -13,9 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from rookery.core.errors import NumericError
-from rookery.core.types import Failure, Sample, StepReport
+from rookery.core.types import Failure, Sample, Shapes, StepReport
 from rookery.crews.crew import Crew, Setup
-from rookery.roles.producer import Shapes
 from rookery.tables.factory import make_table
 from rookery.tables.table import Table
 from rookery.topologies.job import Decision, Job

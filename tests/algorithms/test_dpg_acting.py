@@ -12,8 +12,8 @@ from support_lanes import BOX, ScriptedLanes
 
 from rookery.algorithms.dpg import DPG
 from rookery.core.config import NetConfig, ReplayConfig
-from rookery.core.types import Explore, Replay, Unroll
-from rookery.core.unroll import empty_unroll, unroll_shapes
+from rookery.core.types import Explore, Replay
+from rookery.core.unroll import Unroll, empty_unroll, unroll_shapes
 from rookery.ops.noise import LOWEST
 from rookery.roles.actor import Actor
 from rookery.roles.weights import Published

@@ -14,7 +14,8 @@ from rookery.algorithms.ppo import PPO, PPOConfig
 from rookery.core import tree
 from rookery.core.config import NetConfig
 from rookery.core.reduce import ALONE
-from rookery.core.types import EnvSpec, Leaf, Unroll
+from rookery.core.types import EnvSpec, Leaf
+from rookery.core.unroll import Unroll
 from rookery.nets import build as nets_build
 from rookery.roles.learner import Learner
 

@@ -14,7 +14,7 @@ from rookery.algorithms.ppo import PPO, PPOConfig
 from rookery.core import tree
 from rookery.core.config import NetConfig
 from rookery.core.errors import NumericError
-from rookery.core.types import Unroll
+from rookery.core.unroll import Unroll
 from rookery.roles.learner import Learner
 
 LANES = 6

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rookery.core import tree
-from rookery.core.types import ActorReport, Delivery, Unroll
+from rookery.core.types import ActorReport, Delivery
+from rookery.core.unroll import Unroll
 from rookery.tables.queue import LagQueue, RoundQueue
 
 T, B = 4, 3
