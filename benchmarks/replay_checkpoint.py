@@ -4,8 +4,9 @@
 
 Each case is a full memory in a process of its own; a learner's loop (insert 50 items, draw 512, write 512 priorities
 back, all under one lock) runs beside the thread that writes the snapshot. "snapshot" is what `ReplayTable.snapshot`
-does under the lock, "stats" what is asked of the table beside; "extra" is how far the process grows meanwhile. One round of the loop is three calls (medians), each of which holds the lock once; the longest is that by the thread's
-CPU time, since on a machine with other work the longest by the clock is that of the scheduler. Prints a Markdown table;
+does under the lock, "stats" what is asked of the table beside; "extra" is how far the process grows meanwhile. One
+round of the loop is three calls (medians), each of which holds the lock once; the longest is that by the thread's CPU
+time, since on a machine with other work the longest by the clock is that of the scheduler. Prints a Markdown table;
 `--json` prints one case's numbers as they are.
 """
 
