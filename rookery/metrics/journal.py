@@ -75,24 +75,29 @@ class Journal:
         self.begun = False
         self._updates = 0
         self._started = self._logged_at = clock()
+        self._ended: float | None = None
         self._wall_before = 0.0  # wall time of the run before it was resumed
         self._env_steps_before = 0
         self._rate_marks: deque[tuple[float, int]] = deque(maxlen=30)
 
     @property
     def wall_s(self) -> float:
-        return self._wall_before + self._clock() - self._started
+        return self._wall_before + self.life_s
 
     @property
     def life_s(self) -> float:
-        """Wall time since the run was started or resumed."""
-        return self._clock() - self._started
+        """Wall time since this process started or resumed the run, until its last checkpoint is written."""
+        return (self._clock() if self._ended is None else self._ended) - self._started
 
     def begin(self) -> None:
         """Start the clock: everything is set up, the first step is about to be taken."""
         self.begun = True
         self._started = self._logged_at = self._clock()
-        self._env_steps_before, self.collect_s = self.env_steps, 0.0
+        self._env_steps_before, self.collect_s, self._ended = self.env_steps, 0.0, None
+
+    def end(self) -> None:
+        """Stop the clock: what follows is only the end of processes."""
+        self._ended = self._clock()
 
     # What happened
 
@@ -230,10 +235,10 @@ class Journal:
 
     @property
     def steps_per_s(self) -> float:
-        return (self.env_steps - self._env_steps_before) / max(1e-9, self._clock() - self._started)
+        return (self.env_steps - self._env_steps_before) / max(1e-9, self.life_s)
 
     def snapshot(self) -> dict[str, Any]:
-        config, rate, shares = self.config, self._rate(), self.split.shares(self._clock() - self._started)
+        config, rate, shares = self.config, self._rate(), self.split.shares(self.life_s)
         self.count_in_flight()
         return {
             "recipe": config.recipe, "env": config.env, "preset": config.preset, "topology": config.topology,
@@ -264,7 +269,7 @@ class Journal:
             "return_mean": self.window.return_mean, "return_std": self.window.return_std,
             "env_steps_to_target": self.env_steps_to_target, "wall_s_to_target": self.wall_s_to_target,
             "policy_lag": {"mean": self.lag_mean, "max": self.lag_max},
-            "time_split": self.split.shares(self._clock() - self._started), "ledger": self.ledger.as_dict(),
+            "time_split": self.split.shares(self.life_s), "ledger": self.ledger.as_dict(),
             "replay": self.replay, "restarts": self.restarts, "exit_reason": exit_reason,
         }  # fmt: skip
 

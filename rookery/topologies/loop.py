@@ -65,6 +65,7 @@ def run(job: Job, crew: Crew, table: Table, trainer: Trainer) -> Job:
         job.journal.end_round()
         loop.count_losses()
         job.close(table, crew)
+        job.journal.end()
     return job
 
 

@@ -274,6 +274,21 @@ def test_collecting_says_where_the_time_of_the_mean_actor_went():
     assert j.env_steps == 20 and j.collect_s == pytest.approx(6.0)
 
 
+def test_the_clock_stops_with_the_last_checkpoint():
+    """Processes take half a second to end: that is no part of the speed of a run."""
+    j = journal()
+    j.begin()
+    j.collected(report(100))
+    j._clock.now += 2.0
+    j.end()
+    j._clock.now += 5.0
+    assert j.wall_s == j.life_s == pytest.approx(2.0) and j.steps_per_s == pytest.approx(50.0)
+    assert j.summary("env_steps", 1, 0)["wall_s"] == pytest.approx(2.0)
+    j.begin()
+    j._clock.now += 1.0
+    assert j.life_s == pytest.approx(1.0)
+
+
 def test_where_actors_act_beside_the_learner_only_its_own_waiting_counts():
     j = journal()
     j.begin()
