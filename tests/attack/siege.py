@@ -296,11 +296,11 @@ def said(out: Path) -> list[str]:
 
 
 def workers_of(out: Path) -> set[int]:
-    """Living workers of a run: their output is a log in its folder."""
+    """Living workers of a run: their output is the log of an actor. The spare process is none: nobody replaces it."""
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/1"):
         with contextlib.suppress(OSError):
-            if str(out) in os.readlink(link):
+            if os.readlink(link).startswith(f"{out}/logs/actor-"):
                 found.add(int(link.parts[2]))
     return found
 
