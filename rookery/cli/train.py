@@ -44,7 +44,7 @@ def train(words: list[str], signals: Signals) -> int:
         with signals.interruptible(PROBE):  # the preset may depend on what the environment is
             config = check(config_for(words[0], words[1:], f"rookery train {words[0]}"))
     except Stopped as stop:
-        stop.add_note("the environment had not started yet, so nothing was written: give the command again")
+        stop.add_note("the environment had not started yet, so nothing was written: run the command again")
         raise
     return close(start(config, signals))
 
