@@ -2,7 +2,7 @@
 
 Acting: `act` maps a batch of observations to actions. Learning: `prepare` turns a batch of unrolls into what the
 losses need (PPO: advantages), `minibatches` cuts it, `losses` scores one piece. What happens between a gradient and
-its application (nothing, an all-reduce, a send to an applier) is the learner's and the topology's affair.
+its application (nothing, an all-reduce, a send to an applier) is up to the learner and the topology.
 """
 
 from __future__ import annotations

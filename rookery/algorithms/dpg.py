@@ -280,7 +280,7 @@ class DPG(Algorithm):
     def _sequences(self, nets: Nets, batch: Sequences) -> Rows:
         config, trained = self.config, slice(self.config.burn_in, None)
         obs, live = nets["normalizer"](batch.obs), batch.live[trained]
-        # Rows behind a dead one begin anew: an item may begin with rows that it lacks.
+        # The state is reset behind dead rows: an item may begin with rows that it lacks.
         reset = resets(batch.live)
 
         def features(name: str, state: str) -> torch.Tensor:

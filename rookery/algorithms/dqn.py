@@ -285,7 +285,7 @@ class DQN(Algorithm):
         observe_items(nets["normalizer"], batch, reduce)
 
     def pulled(self, nets: Nets, before: int, now: int) -> None:
-        # The first weights too: a target of one's own beginning would be a stranger to them.
+        # With the first weights too: until then the target net holds this worker's random start, not the run's weights.
         if not self._follows or before // self.config.target_period != now // self.config.target_period:
             copy_to_targets(nets)
         self._follows = True

@@ -94,7 +94,7 @@ class PPO(Algorithm):
         self.max_grad_norm = config.max_grad_norm
         self._quick = Quick(QuickPolicy)  # small policies act through numpy
         self.stop_above = math.inf if config.target_kl is None else config.target_kl
-        # Tensors, not numbers: schedules change them, and a compiled loss would be compiled anew for each number.
+        # Tensors, not numbers: schedules change them, and a compiled loss would be compiled again for each number.
         self.clip, self.entropy = torch.tensor(config.clip), torch.tensor(config.entropy)
         rows = config.unroll * lanes
         if self.recurrent and config.unroll % config.chunk:

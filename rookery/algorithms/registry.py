@@ -1,6 +1,6 @@
 """From names in a config to code: which algorithm a run uses, and how a config file is read back.
 
-A config in a file may be somebody else's: `storage/stored.py` checks the names in it before anything is imported.
+A config in a file may come from another user: `storage/stored.py` checks the names in it before anything is imported.
 `parents_config` is for worker processes, whose parent has done so.
 """
 

@@ -45,7 +45,7 @@ class SharedBuffers:
         self.free.append(slot)
 
     def close(self) -> None:
-        """Arrays hold memory, and whoever still holds this has no use for them: it goes now, not with the collector."""
+        """Free the memory now, although arrays and this object may still be referred to."""
         for segment in self._segments.values():
             segment.close()
         for name in ("slots", "board", "pulse"):

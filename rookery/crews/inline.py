@@ -52,7 +52,7 @@ class InlineCrew:
         self._orders: deque[int] = deque()
         self._filled: list[Delivery] = []  # not arrived yet
         self._failed: dict[int, EnvError | InjectedFault] = {}  # actors that are not replaced yet
-        self._void: list[int] = []  # orders of theirs that nobody fills
+        self._void: list[int] = []  # their orders, which will not be filled
         self._chance = random.Random(seed_of(config.seed, "arrivals"))
 
     def __enter__(self) -> InlineCrew:

@@ -1,7 +1,7 @@
 """The worker processes of a crew and their life: started, watched, ended, replaced.
 
 Every place for an actor is in one state, and `poll` moves each of them on. Nothing here waits for a single worker: the
-others go on while one is ended or its replacement starts. What a worker fills is the affair of `process.py`.
+others go on while one is ended or its replacement starts. `process.py` decides what a worker fills.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class WorkerPool:
 
     @property
     def leaving(self) -> bool:
-        """Whether nobody is replaced any more."""
+        """Whether workers are not replaced any more."""
         return self._finishing or self.signals.requested is not None
 
     @property
@@ -194,11 +194,11 @@ class WorkerPool:
 
     # Coming up
 
-    def _start(self, place: Place, anew: bool = False) -> None:
+    def _start(self, place: Place, fresh: bool = False) -> None:
         """A process for this place: the spare one if there is one, or in any case a new one."""
         message = self._message() | {"index": place.index, "incarnation": place.incarnation}
         name, log = f"actor {place.index}", self._logs / f"actor-{place.index}.log"
-        worker = None if anew else self.spare.take()
+        worker = None if fresh else self.spare.take()
         if worker is not None and not worker.assign(name, message, log):
             self._let_go(worker)
             worker = None
@@ -242,7 +242,7 @@ class WorkerPool:
         assert place.worker is not None
         self._forget(place.worker.channel)  # stopped, or stuck: a process of its own takes the place
         self._let_go(place.worker)
-        self._start(place, anew=True)  # the next spare has just begun to load, and would be late too
+        self._start(place, fresh=True)  # the next spare has just begun to load, and would be late too
 
     def _check_spec(self, index: int, spec: EnvSpec) -> None:
         if self.spec is not None and spec != self.spec:

@@ -30,7 +30,7 @@ LOOK = 1.0  # seconds between two looks at the size of its output
 def probe(
     env: str, env_kwargs: dict[str, Any], deadline: float = DEADLINE, signals: Signals | None = None
 ) -> EnvSpec:  # fmt: skip
-    """The spec of an environment; UsageError or EnvError in the child's own words."""
+    """The spec of an environment; UsageError or EnvError with the child's message."""
     answer = ask({"what": "spec", "env": env, "env_kwargs": env_kwargs}, deadline, signals)
     return msgspec.convert(answer, EnvSpec)
 

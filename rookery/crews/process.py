@@ -1,7 +1,7 @@
 """Actors in processes of their own: orders, slots of shared memory, deliveries, weights, snapshots.
 
 Slot numbers travel, data does not: an actor is given a free slot, fills it with the newest weights, and says so. The
-processes and their life are the affair of `pool.py`. Every wait has a deadline. What a worker was filling when it
+processes and their life are in `pool.py`. Every wait has a deadline. What a worker was filling when it
 failed is counted as lost; what it had announced before is used.
 """
 

@@ -19,7 +19,7 @@ from rookery.core.errors import UsageError
 from rookery.core.types import Leaf
 from rookery.nets.init import HIDDEN_GAIN, linear, orthogonal
 
-CHUNK = 64  # images per pass on a CPU: their activations fit its cache, and memory is reused instead of mapped anew
+CHUNK = 64  # images per pass on a CPU: their activations fit its cache, and memory is reused instead of mapped again
 NATURE_MIN = 36  # pixels: below, the last of Nature's convolutions has nothing left to see
 
 

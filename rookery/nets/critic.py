@@ -126,7 +126,7 @@ class DeterministicPolicy(Body):
 
 
 class Critic(Body):
-    """(obs, action) -> parameters of the return's distribution, whose form is the head's affair; `mean` is Q."""
+    """(obs, action) -> parameters of the return's distribution, whose form the head defines; `mean` is Q."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Parameters of several modules as views of one vector, their gradients as views of another.
 
 The optimiser, the norm clip, the all-reduce and publishing then each touch one tensor. Autograd adds into a gradient
-that exists and replaces one that does not, so the views live as long as nobody sets `.grad` to None: clear gradients
+that exists and replaces one that does not, so the views stay valid as long as `.grad` is not None: clear gradients
 with `FlatParams.zero_grad()` only. Moving or casting a module (`.to()`) after this would break the views: move it
 before. A deep copy of a module is an ordinary module again.
 """

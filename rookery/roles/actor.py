@@ -58,7 +58,7 @@ class Actor:
     def unroll(self, out: Unroll, version: int, tick: Callable[[int], object] | None = None) -> ActorReport:
         """Fill `out` (numpy arrays) with the next T steps. `tick(row)` is called before each vector step.
 
-        An EnvError ends it. If that is `mendable`, the other lanes have gone on: `mend`, and take this unroll anew.
+        An EnvError ends it. If that is `mendable`, the other lanes have continued: `mend`, and start this unroll again.
         """
         started = perf_counter()
         plan, act, step, nets = self.plan, self.algorithm.act, self.lanes.step, self.nets
@@ -119,7 +119,7 @@ class Actor:
     def _give_up(
         self, fault: LaneFault, out: Unroll, row: int, output: ActOutput, score: np.ndarray | None
     ) -> EnvError:
-        """What a fault in `row` of the unroll amounts to; whoever can goes on behind that row."""
+        """The error for a fault in `row` of the unroll; the other lanes continue behind that row."""
         out.action[row] = np.asarray(output.action)
         self._check_actions(out.action[: row + 1])  # an environment that chokes on what is no number is not the cause
         error = self._located(fault, row, out)

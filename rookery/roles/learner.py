@@ -60,7 +60,7 @@ class Learner:
     def step(self, batch: Any, progress: float, tell: bool = True) -> StepReport:
         """One whole update on a batch; `progress` in [0, 1] is the share of the run that lies behind.
 
-        Metrics are computed only if somebody will be told.
+        Metrics are computed only if `tell` is set.
         """
         algorithm = self.algorithm
         self._schedule(progress)

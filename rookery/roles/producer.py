@@ -88,7 +88,7 @@ class Producer:
     def fill(self, arrays: Arrays, version: int, tick: Callable[[int], object] | None = None) -> ActorReport:
         """Take the next unroll and fill the arrays with what comes of it. `tick(row)` is called before each step.
 
-        If an environment fails on the way, it is recreated and the unroll taken anew, from where the others are.
+        If an environment fails on the way, it is recreated and the unroll is started again, from where the others are.
         """
         while True:
             try:
@@ -120,7 +120,7 @@ class Producer:
     def snapshot(self, travels: Callable[[Any], Any] = lambda state: state) -> dict[str, Any] | None:
         """What a checkpoint needs to go on exactly; None where the environments cannot be restored.
 
-        A state that is not to be had, that no file can hold, or that `travels` refuses costs new episodes after
+        A state that cannot be read, stored or sent costs new episodes after
         resuming, and not the run.
         """
         try:

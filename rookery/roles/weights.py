@@ -83,5 +83,5 @@ def _leading(modules: list[nn.Module], groups: Sequence[FlatParams]) -> list[tor
         rest = rest[len(mine) :]
         parts.append(flat.data[: flat.prefix(mine)])
     if rest:
-        raise ValueError(f"published modules belong to no group, so nobody trains them: {rest}")
+        raise ValueError(f"published modules belong to no group, so they are not trained: {rest}")
     return parts

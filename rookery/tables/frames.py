@@ -75,7 +75,7 @@ class FrameNumbers:
         if not self._fresh:
             numbers[0] = self._last
         else:
-            numbers[0, ~live[0]] = ZERO  # a dead row behind a cut ended an episode that nobody has: no item shows it
+            numbers[0, ~live[0]] = ZERO  # a dead row behind a cut ended an episode that was lost: no item refers to it
         if older is not None:
             self._spread(numbers, *older)
         self._last[...] = numbers[-1]

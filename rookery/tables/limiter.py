@@ -1,6 +1,6 @@
 """When a memory may be drawn from, and when it may grow: the ratio of draws to insertions, kept within a band.
 
-As the rate limiter of Reverb (Cassirer et al. 2021), but it only answers; whoever asks does the waiting.
+As the rate limiter of Reverb (Cassirer et al. 2021), but it never blocks: the caller waits.
 
 The debt is what learning lags behind: (inserted - min_size) * samples_per_insert - sampled, in draws.
 A batch may be drawn while the debt is at least -slack: the first one exactly when the memory has reached `min_size`,

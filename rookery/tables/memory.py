@@ -1,9 +1,9 @@
-"""The replay memory: items come in, are drawn by priority, get new priorities, and go. It decides, it never waits.
+"""The replay memory: items are inserted, drawn by priority, given new priorities, and evicted. It never blocks.
 
-Prioritized Experience Replay (Schaul et al. 2016) with the settings of its successors; single-threaded. What lies where
-is the store's affair, how items are drawn the sampler's, when the limiter's. Here: ids, priorities, importance weights
-(Schaul et al., §3.4), and the books: an item's environment steps count as trained when it is drawn for the first time,
-and as evicted if it goes before that.
+Prioritized Experience Replay (Schaul et al. 2016) with the settings of its successors; single-threaded. The store holds
+the data, the sampler draws, the limiter says when. Here: ids, priorities, importance weights (Schaul et al., §3.4), and
+the count of steps: an item's environment steps count as trained when it is drawn for the first time, and as evicted if
+it is removed before that.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ReplayMemory:
         return max(self._size, self.memory.min_size) if self._full and self._size else self._size
 
     def settle(self) -> None:
-        """Count no step of what is here any more: somebody else has, since these items were saved."""
+        """Count no step of the items in memory as waiting: the ledger of a later checkpoint has counted them."""
         self._changing("waiting", slice(0, len(self._waiting)))
         self._waiting[:] = 0
         self.steps_waiting = 0

@@ -66,9 +66,9 @@ class Watch:
 
 
 class Pool:
-    """Arrays for batches of frames, used again as soon as nobody holds them: neither as array, view nor tensor.
+    """Arrays for batches of frames, reused as soon as no array, view or tensor refers to them.
 
-    A batch of 512 stacks with their successors is 29 MB. To have the system map and clear as much anew takes several
+    A batch of 512 stacks with their successors is 29 MB. To have the system map and clear new memory takes several
     times as long as to fill it. Who holds an array is known by its reference count: views and tensors refer to it.
     """
 
@@ -76,7 +76,7 @@ class Pool:
         self._arrays: list[np.ndarray] = []
 
     def array(self, rows: int, size: int) -> np.ndarray:
-        """An array [rows, size] of bytes that is nobody else's as long as the caller, or anybody after it, holds it."""
+        """An array [rows, size] of bytes; it is not handed out again while anything refers to it."""
         for array in self._arrays:
             if sys.getrefcount(array) == _IDLE and array.shape == (rows, size):
                 return array
@@ -127,7 +127,7 @@ class FrameRing:
         if spans and first != spans[-1][0] + spans[-1][1]:
             raise ValueError(
                 f"actor {actor} numbers its frames from {first} on, and {sum(spans[-1][:2])} was due: "
-                "tell the table by forget() when an actor begins anew"
+                "call forget() when an actor is restarted"
             )
         if not count:
             return

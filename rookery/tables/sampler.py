@@ -127,7 +127,7 @@ class Proportional:
         self.before_write: Callable[[Rows], None] | None = None
 
     def __len__(self) -> int:
-        return int(np.count_nonzero(self._tree.leaves))  # counted anew: keeping count would slow `set` down
+        return int(np.count_nonzero(self._tree.leaves))  # counted on request: keeping count would slow `set` down
 
     def set(self, slot: np.ndarray, priority: np.ndarray) -> None:
         self._write(slot, powers(priority, self._alpha))

@@ -3,7 +3,7 @@
 Taking a snapshot copies a few numbers and nothing that grows with the memory. The arrays are read later, chunk by
 chunk, and the table announces every row it is about to overwrite: as long as the row's chunk was not read, its old
 value is noted. A reader copies a chunk as it is now and then puts the noted rows back, the oldest note last. So what is
-read is exact, and only what is overwritten meanwhile is held twice. Where it goes is the reader's affair.
+read is exact, and only what is overwritten meanwhile is held twice. The reader decides where it goes.
 
 Two threads: the table's own, which takes the snapshot and calls `_keep`, and the reader's. They share one lock, which
 is held to note rows or to fetch the notes, never for the copy of a chunk: a row that changes in the middle of the copy
@@ -141,7 +141,7 @@ class Snapshot:
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """The table's numbers; to be had until `close`."""
+        """The numbers of the memory; available until `close`."""
         if self._numbers is None:
             raise StorageError(self._over)
         return self._numbers

@@ -1,6 +1,6 @@
 """The rows that a builder of items looks at: those of the unroll at hand and a few before them, one array a column.
 
-Images stand in it as frame numbers. What of it becomes an item, and when, is the builder's affair (`nstep.py`,
+Images stand in it as frame numbers. What of it becomes an item, and when, is decided by the builders (`nstep.py`,
 `sequence.py`).
 """
 

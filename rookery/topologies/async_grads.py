@@ -46,4 +46,4 @@ def check(job: Job) -> None:
         raise UsageError("the applier sees no observations to normalise by; use --net.normalize-obs False")
     check_room(memory, job.shapes(), job.spec, memories=config.actors, saved=False)
     if job.resumed_at is not None:
-        job.journal.say("the workers' replay memories are not part of checkpoints: they are filled anew")
+        job.journal.say("the workers' replay memories are not part of checkpoints: they are filled again from empty")

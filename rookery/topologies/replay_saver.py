@@ -33,7 +33,7 @@ class ReplaySaver:
         found = replay_file.find(self._folder, resumed_at)
         if found is None:
             say = warn if self._memory.memory.save else self._say
-            say("no replay memory was saved with this checkpoint: it is filled anew")
+            say("no replay memory was saved with this checkpoint: it is filled again from empty")
             return False
         steps = replay_file.load(found, self._memory)
         self._memory.cap_versions(version)

@@ -34,18 +34,18 @@ def restore_table(job: Job, table: Table) -> None:
 
 
 def _restore_memory(job: Job, saver: ReplaySaver, memory: ReplayMemory) -> None:
-    """Take back the memory saved with the checkpoint, or the nearest one; if there is none, it is filled anew."""
+    """Load the memory saved with the checkpoint, or the nearest one; if there is none, it starts empty."""
     if job.resumed_at is None:
         return
     same = saver.restore(job.resumed_at, job.learner.version, job.warn)
-    if not same or not job.states:  # actors go on where they were, or begin anew: not where this memory ends
+    if not same or not job.states:  # frame numbers of the actors do not continue those in this memory
         for actor in range(job.config.actors):
             memory.forget(actor)
 
 
 def _check_in_step(job: Job) -> None:
     """Where a batch is one unroll of every actor, all are at the same one."""
-    if not job.states:  # an actor may have been lost in the end, and lag behind: all begin anew, together
+    if not job.states:  # one may lag behind, if its actor failed at the end: all start new episodes together
         job.sequences = [max(job.sequences)] * len(job.sequences)
     elif len(set(job.sequences)) > 1:
         raise CheckpointError(f"the checkpoint's actors are at unrolls {job.sequences[:8]}: not at the same one")

@@ -173,7 +173,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(poison):
         assert (learner.skipped, learner.updates) == (skips, 1)
     assert torch.equal(learner.flat["all"].data, weights)
     assert all(torch.equal(a, b) for a, b in zip(memory, moments_of(learner), strict=True))
-    learner.gradients(prepared)  # a good one in between: the count begins anew
+    learner.gradients(prepared)  # a good one in between: the count starts again
     assert learner.apply()
     for _ in range(2):
         learner.flat["all"].grad.fill_(poison)

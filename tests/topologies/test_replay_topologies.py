@@ -96,7 +96,7 @@ def test_a_resumed_run_without_its_memory_fills_a_new_one(tmp_path):
     for path in sorted((run.path / "replay").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     resumed = rookery.resume(run.path, env_steps=1200)
-    assert "filled anew" in (run.path / "metrics.jsonl").read_text()
+    assert "filled again from empty" in (run.path / "metrics.jsonl").read_text()
     assert resumed.summary["ledger"]["dropped"]["resumed"] > 0
     assert resumed.summary["updates"] > run.summary["updates"]
 

@@ -55,7 +55,9 @@ def test_one_checkpoint_back_the_newer_memory_is_used_and_said(run):
 
 def test_a_memory_that_is_gone_is_missed_aloud(run):
     shutil.rmtree(run / "replay")
-    with pytest.warns(UserWarning, match="no replay memory was saved with this checkpoint: it is filled anew"):
+    with pytest.warns(
+        UserWarning, match="no replay memory was saved with this checkpoint: it is filled again from empty"
+    ):
         check(rookery.resume(run, env_steps=700), 700)
 
 
@@ -74,5 +76,5 @@ def test_a_damaged_memory_is_refused_with_the_command_that_goes_on_without(run):
         rookery.resume(run, env_steps=700)
     assert caught.value.exit_code == 6
     shutil.rmtree(memory)
-    with pytest.warns(UserWarning, match="filled anew"):
+    with pytest.warns(UserWarning, match="filled again from empty"):
         check(rookery.resume(run, env_steps=700), 700)

@@ -1,8 +1,8 @@
 """A directory of our own for compiled code, or none.
 
-numba keeps compiled code in files that are pickles: whoever can write there runs code in our process. So they lie in
-a directory that belongs to this user, that nobody else may enter, under directories in which nobody else can put
-another one in its place. Where there is no such directory, code is compiled anew in each process. Not here: numba
+numba keeps compiled code in files that are pickles: a user who can write there can run code in our process. So they
+lie in a directory of this user that others cannot enter, under directories in which others cannot replace it. Where
+there is no such directory, code is compiled in each process. Not here: numba
 itself (`kernel.py`).
 """
 
@@ -27,7 +27,7 @@ def directory() -> Path | None:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether nobody but this user, and root, can read or change what is in the folder, or replace it."""
+    """Whether only this user and root can read or change what is in the folder, or replace it."""
     if not hasattr(os, "geteuid"):  # elsewhere than on Unix a user's folders are the user's own
         return folder.is_dir()
     me, own = os.geteuid(), os.lstat(folder)

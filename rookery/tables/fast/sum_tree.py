@@ -1,7 +1,7 @@
 """The sum tree: draws one of n leaves in proportion to its value, and changes leaves, in O(log n).
 
 A node has 16 children: 16 float64 are two cache lines, and a million leaves are five levels deep instead of twenty.
-Sums are never changed by differences: a node that has a changed child is added up anew, so that the tree is a function
+Sums are never changed by differences: a node that has a changed child is summed again, so that the tree is a function
 of its leaves alone, without drift (Schaul et al. 2016, appendix B.2.1, has a binary tree).
 
 `leaf` has rows of 16. `node` has one row for each of these, in groups of 16, and so on up: row 0 holds the total, row 1
@@ -250,7 +250,7 @@ class SumTree:
             raise ValueError(f"leaves are 0..{self.capacity - 1}, their values finite and from 0 to {LARGEST:g}")
         if self._low is not None:
             self._changed.append(index.copy())
-            if len(self._changed) > 1000:  # nobody asks any more
+            if len(self._changed) > 1000:  # the minimum is not asked for any more
                 self._low, self._changed = None, []
 
     def find(self, mass: np.ndarray) -> np.ndarray:
