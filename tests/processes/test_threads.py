@@ -56,7 +56,8 @@ def test_children_are_held_to_one_thread():
 
 
 @pytest.mark.parametrize(
-    "module", ["pipes.shm", "pipes.channel", "processes.worker", "processes.faults", "processes.signals"]
+    "module",
+    ["pipes.shm", "pipes.channel", "processes.worker", "processes.faults", "processes.signals", "crews.actor_main"],
 )
 def test_a_child_does_not_pay_for_torch(module):
     script = f"import sys, rookery.{module}; sys.exit('torch' in sys.modules)"
