@@ -18,8 +18,8 @@ import torch
 from rookery.algorithms.registry import build_algorithm, parents_config
 from rookery.core.errors import EnvError
 from rookery.core.types import ActorReport
+from rookery.crews.states import pack_state, unpack_state
 from rookery.envs.make import make
-from rookery.pipes.channel import pack_tree, unpack_tree
 from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
 from rookery.processes.child import IDLE, assigned
 from rookery.processes.faults import FaultPlan
@@ -55,7 +55,7 @@ class ActorProcess:
         algorithm = build_algorithm(self.config, lanes.spec)
         self.role = ROLES[start["role"]](self.config, algorithm, lanes, self.index, self._said.append)
         self.role.producer.recover = self._recover if mends else None
-        snapshot = None if memory["snapshot"] is None else unpack_tree(memory["snapshot"])
+        snapshot = None if memory["snapshot"] is None else unpack_state(memory["snapshot"])
         self.sequence = memory["sequence"]  # of the next order
         self.role.producer.begin(self.sequence, f"{self.sequence}.{self.incarnation}", snapshot)
 
@@ -98,9 +98,9 @@ class ActorProcess:
 
     def _snapshot(self) -> None:
         producer = self.role.producer
-        state = producer.snapshot(travels=pack_tree)
+        state = producer.snapshot()
         try:
-            self._send({"op": "snapshot", "state": None if state is None else pack_tree(state), "said": self._said})
+            self._send({"op": "snapshot", "state": None if state is None else pack_state(state), "said": self._said})
         except ValueError as error:  # too large to send, and nothing was
             producer.complain(error)
             self._send({"op": "snapshot", "state": None, "said": self._said})

@@ -24,7 +24,7 @@ from rookery.core.unroll import as_unroll, live_steps
 from rookery.crews.buffers import SharedBuffers
 from rookery.crews.crew import Setup, States
 from rookery.crews.pool import MODULE, State, WorkerPool
-from rookery.pipes.channel import pack_tree, unpack_tree
+from rookery.crews.states import pack_state, unpack_state
 from rookery.pipes.shm import Slots
 from rookery.processes.failure import Lost
 from rookery.processes.signals import Patience, Signals
@@ -95,7 +95,7 @@ class ProcessCrew:
     def _opened(self, index: int) -> dict[str, Any]:
         assert self._setup is not None
         resumed = self._setup.states and self.pool.places[index].incarnation == 0
-        state = pack_tree(self._setup.states[index]) if resumed else None
+        state = pack_state(self._setup.states[index]) if resumed else None
         return self._buffers.described | {"op": "memory", "sequence": self.sequences[index], "snapshot": state}
 
     def _came_up(self, index: int) -> None:
@@ -264,4 +264,4 @@ class ProcessCrew:
             if not self._complained:
                 self._setup.say(text)
             self._complained = True
-        return None if message["state"] is None else unpack_tree(message["state"])
+        return None if message["state"] is None else unpack_state(message["state"])

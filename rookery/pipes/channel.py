@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-import numpy as np
 
 MAX_BYTES = 1 << 28  # of one message: a larger one is a mistake or a corrupt stream
 _HEAD = struct.Struct("<I")
@@ -213,63 +212,3 @@ class Listener:
 
     def close(self) -> None:
         self._selector.close()
-
-
-# Trees: dicts and lists of arrays, numbers, strings, bytes, booleans and None, as a msgpack message can carry them.
-
-_ARRAY, _INTEGER = 1, 2  # codes of msgpack extensions: cannot be mistaken for anything a tree holds
-_KINDS = "biufcSU"  # dtypes that are plain data
-
-
-def pack_tree(tree: Any, path: str = "") -> Any:
-    """Arrays become (dtype, shape, bytes), integers of more than 64 bits their bytes; tuples come back as lists."""
-    if tree is None or isinstance(tree, (bool, float, str, bytes)):
-        return tree
-    if isinstance(tree, int):
-        if -(1 << 63) <= tree < 1 << 64:
-            return int(tree)
-        return msgspec.msgpack.Ext(_INTEGER, tree.to_bytes(tree.bit_length() // 8 + 1, "little", signed=True))
-    if isinstance(tree, np.generic) and tree.dtype.kind in "biufSU" and not isinstance(tree.item(), np.generic):
-        return tree.item()
-    if isinstance(tree, np.ndarray) and tree.dtype.kind in _KINDS:
-        body = _encoder.encode((tree.dtype.str, tree.shape, tree.tobytes()))
-        return msgspec.msgpack.Ext(_ARRAY, body)
-    if isinstance(tree, dict):
-        for key in tree:
-            if not isinstance(key, (str, int)):
-                raise TypeError(f"{path or 'tree'}: the key {key!r} is neither a string nor an integer")
-        return {key: pack_tree(value, f"{path}/{key}") for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [pack_tree(value, f"{path}/{i}") for i, value in enumerate(tree)]
-    raise TypeError(f"{path or 'tree'}: {type(tree).__name__} cannot travel; make it numpy arrays, numbers or strings")
-
-
-def unpack_tree(packed: Any) -> Any:
-    """The inverse of pack_tree. Arrays are copies, and writable. ValueError on anything pack_tree would not write."""
-    if isinstance(packed, dict):
-        return {key: unpack_tree(value) for key, value in packed.items()}
-    if isinstance(packed, list):
-        return [unpack_tree(value) for value in packed]
-    if isinstance(packed, msgspec.msgpack.Ext):
-        if packed.code == _INTEGER:
-            return int.from_bytes(packed.data, "little", signed=True)
-        if packed.code == _ARRAY:
-            return _unpack_array(packed)
-        raise ValueError(f"unknown extension {packed.code} in a tree")
-    return packed
-
-
-def _unpack_array(packed: msgspec.msgpack.Ext) -> np.ndarray:
-    try:
-        dtype, shape, data = msgspec.msgpack.decode(packed.data, type=tuple[str, tuple[int, ...], bytes])
-        kind = np.dtype(dtype)
-        if kind.kind not in _KINDS or any(n < 0 for n in shape):
-            raise ValueError(f"{dtype}{list(shape)}")
-        if kind.itemsize == 0 or not data:
-            array = np.zeros(shape, kind)
-            if array.nbytes:
-                raise ValueError(f"{dtype}{list(shape)} without data")
-            return array
-        return np.frombuffer(data, kind).reshape(shape).copy()
-    except (msgspec.MsgspecError, TypeError, ValueError, SyntaxError) as error:
-        raise ValueError(f"not an array: {error}") from error

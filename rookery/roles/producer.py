@@ -117,11 +117,10 @@ class Producer:
         report.total_s += perf_counter() - started
         return report
 
-    def snapshot(self, travels: Callable[[Any], Any] = lambda state: state) -> dict[str, Any] | None:
+    def snapshot(self) -> dict[str, Any] | None:
         """What a checkpoint needs to go on exactly; None where the environments cannot be restored.
 
-        A state that cannot be read, stored or sent costs new episodes after
-        resuming, and not the run.
+        A state that cannot be read, stored or sent costs new episodes after resuming, and not the run.
         """
         try:
             snapshot = self.actor.snapshot()
@@ -131,7 +130,6 @@ class Producer:
             size = sum(tensor.nbytes for tensor in tensors.values())
             if size > MAX_STATE:
                 raise ValueError(f"{size:,} bytes, more than {MAX_STATE:,}")
-            travels(snapshot["env"])
         except Exception as error:  # the environment's own code, or what it gave
             self.complain(error)
             return None

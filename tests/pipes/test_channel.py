@@ -5,13 +5,9 @@ import struct
 import threading
 
 import msgspec
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
-from rookery.pipes.channel import Channel, ChannelClosed, ChannelTimeout, Listener, pack_tree, pair, unpack_tree, wait
+from rookery.pipes.channel import Channel, ChannelClosed, ChannelTimeout, Listener, pair, wait
 
 
 @pytest.fixture
@@ -309,93 +305,3 @@ def test_the_channel_is_not_inherited_and_can_be_selected(ends):
     assert not os.get_inheritable(a.fileno())
     b.send({"n": 1}, 1)
     assert select.select([a], [], [], 0)[0] == [a]
-
-
-# Trees
-
-
-def same(a, b):
-    if isinstance(a, np.ndarray):
-        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
-    return type(a) is type(b) and (a == b or (a != a and b != b))
-
-
-dtypes = arrays.scalar_dtypes().filter(lambda d: d.kind in "biufc" and d.itemsize <= 16)
-leaves = (
-    st.none() | st.booleans() | st.floats() | st.text() | st.binary()
-    | st.integers(-(2**200), 2**200) | arrays.arrays(dtypes, arrays.array_shapes(min_dims=0, min_side=0, max_side=4))
-)  # fmt: skip
-trees = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(0, 99), inner))
-
-
-@given(trees)
-def test_trees_come_back_as_they_were(tree):
-    wire = msgspec.msgpack.encode(pack_tree(tree))
-    assert same(tree, unpack_tree(msgspec.msgpack.decode(wire)))
-
-
-def test_a_random_generator_survives_the_journey(ends):
-    a, b = ends
-    rng = np.random.default_rng(5)
-    rng.standard_normal(3)
-    a.send({"state": pack_tree(rng.bit_generator.state)}, 1)
-    other = np.random.default_rng(0)
-    other.bit_generator.state = unpack_tree(b.recv(1)["state"])
-    assert other.standard_normal(10).tolist() == rng.standard_normal(10).tolist()
-
-
-def test_what_is_close_to_a_number_becomes_one():
-    packed = pack_tree({"a": np.float32(0.5), "b": np.int64(-3), "c": np.bool_(True), "d": (1, 2)})
-    assert unpack_tree(packed) == {"a": 0.5, "b": -3, "c": True, "d": [1, 2]}
-
-
-def test_views_and_foreign_byte_orders_keep_their_values():
-    for array in (
-        np.arange(12).reshape(3, 4).T,
-        np.arange(10)[::-2],
-        np.arange(3, dtype=">i4"),
-        np.array(["a", "bcd"]),
-    ):
-        back = unpack_tree(pack_tree(array))
-        assert back.tolist() == array.tolist() and back.dtype == array.dtype
-        back[0] = back[1]  # writable
-
-
-@pytest.mark.parametrize(
-    "leaf", [object(), {1, 2}, np.array([object()]), np.zeros(2, "M8[s]"), np.zeros(1, [("a", "i4")])]
-)
-def test_what_cannot_travel_is_named_with_its_place(leaf):
-    with pytest.raises(TypeError, match="/env/0: "):
-        pack_tree({"env": [leaf]})
-
-
-def test_keys_must_be_names():
-    with pytest.raises(TypeError, match="key"):
-        pack_tree({(1, 2): 3})
-
-
-HOSTILE = [
-    ("|O", (1,), b"12345678"),
-    ("<f4", (2,), b"1234"),
-    ("<f4", (-1,), b"1234"),
-    ("<f4", (1 << 62, 1 << 62), b""),
-    ("<f4", (5,), b""),
-    ("V8", (1,), b"12345678"),
-    ("f4,i4", (1,), b"12345678"),
-    ("no such", (1,), b"1"),
-]
-
-
-@pytest.mark.parametrize("dtype, shape, data", HOSTILE)
-def test_forged_arrays_are_refused(dtype, shape, data):
-    body = msgspec.msgpack.encode((dtype, shape, data))
-    with pytest.raises(ValueError):
-        unpack_tree({"x": msgspec.msgpack.Ext(1, body)})
-    with pytest.raises(ValueError):
-        unpack_tree(msgspec.msgpack.Ext(1, body[:-1]))
-    with pytest.raises(ValueError):
-        unpack_tree(msgspec.msgpack.Ext(9, body))
