@@ -27,6 +27,7 @@ from support_damage import KINDS, damage
 DEADLINE = 120.0  # seconds for one command
 PATIENCE = 5.0  # seconds for what a killed run has started to be gone
 SMALL = ["--quiet", "--log-every", "0", "--checkpoint.every", "2000", "--supervisor.step-deadline", "5"]
+SMALL += ["--supervisor.start-deadline", "30"]  # a worker may be stopped while it starts
 LOCAL = ["--topology", "local", "--actors", "2", "--envs-per-actor", "2"]
 PPO = ["ppo", "--env", "CartPole-v1", "--algo.unroll", "32", "--algo.epochs", "1"]
 REPLAY = ["--env", "CartPole-v1", "--algo.replay.min-size", "200", "--algo.replay.capacity", "5000"]
