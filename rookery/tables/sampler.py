@@ -19,7 +19,8 @@ import numpy as np
 
 from rookery.tables.fast import kernel
 from rookery.tables.fast.order import NONE, make_order
-from rookery.tables.fast.sum_tree import LARGEST, TINY, SumTree
+from rookery.tables.fast.power import Power
+from rookery.tables.fast.sum_tree import SumTree
 from rookery.tables.ring import Rows
 
 
@@ -120,9 +121,7 @@ class Proportional:
     """
 
     def __init__(self, capacity: int, alpha: float):
-        if not math.isfinite(alpha):
-            raise ValueError(f"alpha is {alpha}: it must be finite")
-        self._alpha = float(alpha)
+        self._power = Power(alpha)
         self._tree = SumTree(capacity)
         self.before_write: Callable[[Rows], None] | None = None
 
@@ -130,7 +129,7 @@ class Proportional:
         return int(np.count_nonzero(self._tree.leaves))  # counted on request: keeping count would slow `set` down
 
     def set(self, slot: np.ndarray, priority: np.ndarray) -> None:
-        self._write(slot, powers(priority, self._alpha))
+        self._write(slot, self._power(priority))
 
     def remove(self, slot: np.ndarray) -> None:
         self._write(slot, np.zeros(len(slot)))
@@ -228,20 +227,6 @@ class Rank:
         if not ((key == NONE) | ((key >= 0) & (key & 0xFFFFFFFF == slot))).all():
             raise ValueError("the state has a key that is not of its slot")
         self._change(slot, key)
-
-
-def powers(priority: np.ndarray, alpha: float) -> np.ndarray:
-    """p^alpha, between TINY and LARGEST.
-
-    A priority of 0 becomes the limit: TINY, which is never drawn beside any other (LARGEST if alpha is negative). So
-    an item is told from an empty leaf, and items that all have priority 0 are drawn equally often. 0^0 is 1.
-    """
-    priority = kernel.plain(priority, np.float64)
-    if len(priority) and not (priority.min() >= 0 and priority.max() < np.inf):
-        worst = priority[~((priority >= 0) & (priority < np.inf))][0]
-        raise ValueError(f"a priority is {worst}: they must be finite and not negative")
-    with np.errstate(divide="ignore", over="ignore", under="ignore"):
-        return np.clip(np.power(priority, alpha), TINY, LARGEST)
 
 
 _LARGEST = np.finfo(np.float32).max

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rookery.tables.fast import kernel
+from rookery.tables.fast.power import Power
 from rookery.tables.fast.sum_tree import LARGEST, TINY
-from rookery.tables.sampler import Proportional, Rank, Uniform, powers
+from rookery.tables.sampler import Proportional, Rank, Uniform
 
 MAKE = {
     "uniform": Uniform,
@@ -354,18 +355,17 @@ priorities = st.floats(0, 1e308) | st.floats(0, 10) | st.floats(0, 1e-30) | st.s
 
 @given(st.lists(priorities, max_size=20), alphas)
 @settings(max_examples=300, deadline=None)
-def test_powers_are_exact_and_stay_between_the_bounds_of_a_leaf(priority, alpha):
+def test_powers_are_exact_to_1e_13_and_the_same_bits_without_numba(priority, alpha):
     priority = np.array(priority, float)
-    found = powers(priority, alpha)
-    assert ((found >= TINY) & (found <= LARGEST)).all()
-    tame = [i for i, p in enumerate(priority) if p > 0 and -990 < alpha * math.log2(p) < 950]
-    np.testing.assert_allclose(found[tame], [math.pow(priority[i], alpha) for i in tame], rtol=1e-13)
-    limit = 1.0 if alpha == 0 else TINY if alpha > 0 else LARGEST
-    assert (found[priority == 0] == limit).all()
+    fast, plain = (made(lambda: Power(alpha), numba)(priority) for numba in (True, False))
+    np.testing.assert_array_equal(fast, plain, strict=True)
+    assert ((fast >= TINY) & (fast <= LARGEST)).all()
+    tame = (priority > 1e-300) & np.array([p > 0 and -990 < alpha * math.log2(p) < 950 for p in priority], bool)
+    np.testing.assert_allclose(fast[tame], priority[tame] ** alpha, rtol=1e-13 * max(1, abs(alpha)))
 
 
 def test_powers_of_one_are_exact():
     priority = np.array([0.1, 1 / 3, 1.0, 2.0, 12345.678])
-    np.testing.assert_allclose(powers(priority, 1.0), priority, rtol=1e-15)
-    np.testing.assert_array_equal(powers(priority, 0.0), np.ones(5))
-    np.testing.assert_array_equal(powers(np.ones(3), 0.6), np.ones(3))
+    np.testing.assert_allclose(Power(1.0)(priority), priority, rtol=1e-15)
+    np.testing.assert_array_equal(Power(0.0)(priority), np.ones(5))
+    np.testing.assert_array_equal(Power(0.6)(np.ones(3)), np.ones(3))

@@ -16,8 +16,8 @@ import sys
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
 from rookery.tables.fast import kernel
-from rookery.tables.fast import sum_tree
-kernel.pick(sum_tree._low, sum_tree._LOW, None)
+from rookery.tables.fast import power
+kernel.pick(power._power, power._SIGNATURE, None)
 print("\\n".join(path for path in opened if path.endswith((".nbi", ".nbc"))))
 """
 
