@@ -138,12 +138,12 @@ class ReplayMemory:
         if self.memory.start == "max":
             return np.full(len(given), self._largest)
         priority = given.astype(np.float64)
-        if np.isinf(priority).any():
-            raise NumericError(
-                f"actor {actor}: the start priority of an item is infinite, because the action values behind it "
-                "overflow. Resume from an earlier checkpoint, or use a smaller step size"
-            )
-        if np.isnan(priority.max(initial=0.0)):
+        if not priority.max(initial=0.0) < np.inf:
+            if np.isinf(priority).any():
+                raise NumericError(
+                    f"actor {actor}: the start priority of an item is infinite, because the action values behind it "
+                    "overflow. Resume from an earlier checkpoint, or use a smaller step size"
+                )
             priority[np.isnan(given)] = self._largest = max(self._largest, _largest(given[~np.isnan(given)]))
         self._largest = max(self._largest, _largest(priority))
         return priority
@@ -269,10 +269,10 @@ class ReplayMemory:
         """New raw priorities for drawn items. Those that have gone are ignored; of one drawn twice, the last counts."""
         slots, priorities = keys.slot, np.asarray(priorities, np.float64)
         largest = _largest(priorities)
-        here = ~self.lacks(keys)
-        if np.count_nonzero(here) < len(here):
-            slots, priorities = slots[here], priorities[here]
-            self.gone += len(here) - len(slots)
+        gone = self.lacks(keys)
+        if np.count_nonzero(gone):
+            slots, priorities = slots[~gone], priorities[~gone]
+            self.gone += len(gone) - len(slots)
             largest = _largest(priorities)
         self._set(slots, priorities)
         self._largest = max(self._largest, largest)

@@ -1,9 +1,12 @@
 """Priorities to the power of alpha, four at a time.
 
-The power function of the C library takes one number after the other, and for 512 priorities it would cost as much as
-changing the tree. This one is made of plain arithmetic that a compiler turns into vector code, and that gives the same
-bits with numba and with numpy: x = m * 2^e with m in [sqrt(1/2), sqrt(2)); log2(m) is a series in (m-1)/(m+1); 2^y is
-2^n times a series in y - n. Within 1e-13 of the exact value. Not a general power: no negative, no infinite numbers.
+Measured for 512 priorities: 2.5 microseconds, checks and bounds included. numpy's power alone takes 2.0 (5.8 without
+AVX-512); with the same checks and bounds, an update of 512 priorities takes 49 microseconds instead of 42, and an
+insertion of 50 items 38 instead of 29.
+
+The kernel is plain arithmetic that a compiler turns into vector code, and gives the same bits with numba and with
+numpy: x = m * 2^e with m in [sqrt(1/2), sqrt(2)); log2(m) is a series in (m-1)/(m+1); 2^y is 2^n times a series in
+y - n. Within 1e-13 of the exact value. Not a general power: no negative, no infinite numbers.
 """
 
 from __future__ import annotations
