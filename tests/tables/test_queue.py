@@ -223,6 +223,19 @@ def test_a_slow_actor_does_not_stop_the_others():
     assert trained == 20
 
 
+def test_orders_that_have_become_too_old_make_room_for_others():
+    """Two actors hold their orders for ever, and later two more: each pair is half of the bound."""
+    table = LagQueue(6, batch=2, max_lag=1)
+    for version in range(8):
+        for slow in {0: (0, 1), 4: (2, 3)}.get(version, ()):
+            assert table.wants(slow, True), version
+            table.ordered(slow, version)
+        for actor in (4, 5):
+            assert table.wants(actor, True), version
+            put(table, delivery(actor, version, version=version), version=version)
+        assert table.next(version, 0.0) is not None
+
+
 def test_a_replaced_actor_has_no_orders_left():
     table = LagQueue(2, batch=2, max_lag=1)
     for actor in (0, 0, 1, 1):
