@@ -33,7 +33,7 @@ class AtariConfig:
 class NetConfig:
     """The network. Recurrence is a property of the network, not of the algorithm."""
 
-    torso: Literal["auto", "mlp", "nature", "small", "impala"] = "auto"  # auto: mlp for vectors, nature for images
+    torso: Literal["auto", "mlp", "tiny", "nips", "nature", "impala"] = "auto"  # auto: mlp, images nature or tiny
     hidden: tuple[Count, ...] = (64, 64)  # MLP layers
     activation: Literal["tanh", "relu"] = "tanh"  # MLP activation
     features: Whole = 512  # width of the layer behind a CNN; 0: no such layer

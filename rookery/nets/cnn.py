@@ -1,4 +1,9 @@
-"""Convolutional encoders of images: Nature (DQN, 2015), a small one for small images, IMPALA's deep one (2018).
+"""Convolutional encoders of images, from the smallest images to the deepest network.
+
+- `tiny`: for images of a few pixels, such as 10x10 MinAtar and 7x7 grid worlds. It halves the resolution only once.
+- `nips`: the shallow network of A3C, UNREAL and IMPALA (first in Mnih et al. 2013, at a NIPS workshop).
+- `nature`: DQN, Mnih et al. 2015.
+- `impala`: the deep residual network of IMPALA, Espeholt et al. 2018.
 
 Images arrive as they are stored: uint8 or float, (C, H, W), (H, W, C) or (H, W). uint8 pixels are divided by 255,
 floats are taken as they are. Convolutions run in channels_last memory format, which on CPUs is the faster one in
@@ -8,6 +13,7 @@ training (Nature, 256 frames of 4x84x84, one thread: 0.20 s against 0.26 s forwa
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -20,7 +26,7 @@ from rookery.core.types import Leaf
 from rookery.nets.init import HIDDEN_GAIN, linear, orthogonal
 
 CHUNK = 64  # images per pass on a CPU: their activations fit its cache, and memory is reused instead of mapped again
-NATURE_MIN = 36  # pixels: below, the last of Nature's convolutions has nothing left to see
+MIN_PIXELS = {"nature": 36, "nips": 20}  # per side: with fewer, the last convolution has no output
 
 
 def cnn(leaf: Leaf, net: NetConfig) -> Encoder:
@@ -28,14 +34,22 @@ def cnn(leaf: Leaf, net: NetConfig) -> Encoder:
     channels, height, width, last = _layout(leaf)
     kind = net.torso
     if kind == "auto":
-        kind = "nature" if min(height, width) >= NATURE_MIN else "small"
-    if kind == "nature" and min(height, width) < NATURE_MIN:
+        kind = "nature" if min(height, width) >= MIN_PIXELS["nature"] else "tiny"
+    least = MIN_PIXELS.get(kind, 1)
+    if min(height, width) < least:
         raise UsageError(
-            f"torso 'nature' needs {NATURE_MIN}x{NATURE_MIN} pixels or more and this image has {height}x{width}; "
-            "use torso 'small', 'impala' or 'auto'"
+            f"torso {kind!r} needs {least}x{least} pixels or more and this image has {height}x{width}; "
+            "use torso 'tiny', 'impala' or 'auto'"
         )
-    stack = {"nature": _nature, "small": _small, "impala": _impala}[kind](channels)
-    return Encoder(stack, (channels, height, width), last, net.features)
+    stack = {"tiny": _tiny, "nips": _nips, "nature": _nature, "impala": _impala}[kind](channels)
+    encoder = Encoder(stack, (channels, height, width), last, net.features)
+    if kind == "tiny" and min(height, width) >= MIN_PIXELS["nature"]:  # chosen by name: `auto` takes nature here
+        warnings.warn(
+            f"torso 'tiny' is for images of a few pixels: it halves the resolution only once, so its map of this "
+            f"{height}x{width} image has {math.prod(encoder.map_shape):,} values and is slow; use 'nips' or 'nature'",
+            stacklevel=2,
+        )
+    return encoder
 
 
 class Encoder(nn.Module):
@@ -114,13 +128,16 @@ class Convolutions(nn.Module):
         return x
 
 
+def _tiny(channels: int) -> nn.Module:
+    return Convolutions(channels, [(32, 3, 1, 1), (64, 3, 2, 1)])
+
+
+def _nips(channels: int) -> nn.Module:
+    return Convolutions(channels, [(16, 8, 4, 0), (32, 4, 2, 0)])
+
+
 def _nature(channels: int) -> nn.Module:
     return Convolutions(channels, [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)])
-
-
-def _small(channels: int) -> nn.Module:
-    """Any size; 10x10 MinAtar and 7x7 grid worlds are what it is for."""
-    return Convolutions(channels, [(32, 3, 1, 1), (64, 3, 2, 1)])
 
 
 def _impala(channels: int) -> nn.Module:

@@ -57,7 +57,7 @@ class Torso(nn.Module):
         super().__init__()
         images = {key: leaf for key, leaf in spec.obs.items() if leaf.kind == "image" and net.torso != "mlp"}
         flat = {key: leaf for key, leaf in spec.obs.items() if key not in images}
-        if net.torso in ("nature", "small", "impala") and not images:
+        if net.torso not in ("auto", "mlp") and not images:
             raise UsageError(
                 f"torso {net.torso!r} is for images and {spec.id} has none ({_shapes(spec)}); use torso 'mlp' or 'auto'"
             )

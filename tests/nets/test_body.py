@@ -141,7 +141,7 @@ def test_a_copy_is_a_network_of_its_own(core):
 
 @CORES
 @pytest.mark.parametrize("kind, key", [("image", "obs"), ("dict", "p")])
-@pytest.mark.parametrize("torso, shape", [("small", (64, 6, 7)), ("impala", (32, 2, 2))])
+@pytest.mark.parametrize("torso, shape", [("tiny", (64, 6, 7)), ("impala", (32, 2, 2))])
 def test_a_map_is_what_the_features_are_made_of(kind, key, torso, shape, core):
     body, obs, state = make(kind, torso=torso, core=core), observed(kind, T, B), {}
     state, reset = random_state(body), some_resets()

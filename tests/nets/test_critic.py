@@ -128,7 +128,7 @@ def test_two_torsos_keep_their_groups_apart_until_they_are_joined():
 
 
 def test_a_cnn_that_is_asked_for_serves_the_group_with_images():
-    net = NetConfig(hidden=(8,), features=6, torso="small")
+    net = NetConfig(hidden=(8,), features=6, torso="tiny")
     policy = DeterministicPolicy(BODY, net, (7,), second_torso=("camera",))
     assert act(policy, observe(BODY, 2)).shape == (2, 2)
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -83,21 +84,33 @@ def test_rows_do_not_depend_on_their_neighbours(name):
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(84, 84), (36, 36), (45, 38)])
-def test_nature_is_the_papers_network(size):
+PAPERS = {  # weights and strides of the convolutions
+    "nature": ([(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)], (4, 2, 1)),
+    "nips": ([(16, 4, 8, 8), (32, 16, 4, 4)], (4, 2)),
+}
+
+
+@pytest.mark.parametrize(
+    "kind, size",
+    [("nature", size) for size in [(84, 84), (36, 36), (45, 38)]]
+    + [("nips", size) for size in [(84, 84), (20, 20), (30, 21)]],
+)
+def test_nature_and_nips_are_the_papers_networks(kind, size):
     s = spec(obs=Leaf((4, *size), "uint8", "image"))
-    torso, obs = make(s, NetConfig(features=64)), random_obs(s, 6)
+    torso, obs = make(s, NetConfig(torso=kind, features=64)), random_obs(s, 6)
     encoder = torso.images[0]
     convs = [module for module in encoder.modules() if isinstance(module, nn.Conv2d)]
-    assert [tuple(conv.weight.shape) for conv in convs] == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)]
+    shapes, strides = PAPERS[kind]
+    assert [tuple(conv.weight.shape) for conv in convs] == shapes
+    layers = 2 * len(convs)  # of weights and biases
     with torch.no_grad():
         for conv in convs:
             conv.bias.normal_(0, 0.1)
     copies = [p.detach().double().requires_grad_() for p in encoder.parameters()]
     x = obs["obs"].double() / 255
-    for (weight, bias), stride in zip(zip(copies[0:6:2], copies[1:6:2]), (4, 2, 1)):
+    for (weight, bias), stride in zip(zip(copies[0:layers:2], copies[1:layers:2]), strides):
         x = F.relu(F.conv2d(x, weight, bias, stride))
-    x = F.relu(F.linear(x.permute(0, 2, 3, 1).flatten(1), *copies[6:]))  # flattened as (rows, columns, channels)
+    x = F.relu(F.linear(x.permute(0, 2, 3, 1).flatten(1), *copies[layers:]))  # flattened as (rows, columns, channels)
     y = torso(obs)
     torch.testing.assert_close(y.double(), x, rtol=1e-4, atol=1e-5)
     weight = torch.linspace(-1, 1, y.numel()).view_as(y)
@@ -106,7 +119,7 @@ def test_nature_is_the_papers_network(size):
         torch.testing.assert_close(p.grad.double(), grad, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["nature", "small", "impala"])
+@pytest.mark.parametrize("kind", ["nips", "nature", "impala"])
 def test_large_batches_are_worked_off_in_pieces_of_the_same_numbers(kind):
     s = spec(obs=Leaf((3, 36, 36), "uint8", "image"))
     torso, obs = make(s, NetConfig(torso=kind, features=16)), random_obs(s, 2 * CHUNK + 5)
@@ -157,12 +170,25 @@ def test_auto_picks_by_size_and_explicit_choices_are_kept():
 
 
 def test_impossible_choices_say_what_to_use():
-    with pytest.raises(UsageError, match=r"20x20.*small"):
-        make(spec(obs=Leaf((20, 20, 3), "uint8", "image")), NetConfig(torso="nature"))
+    for kind, side in [("nature", 35), ("nips", 19)]:
+        with pytest.raises(UsageError, match=rf"{kind}.*{side + 1}x{side + 1} pixels.*40x{side}; use torso 'tiny'"):
+            make(spec(obs=Leaf((40, side, 3), "uint8", "image")), NetConfig(torso=kind))
     with pytest.raises(UsageError, match="mlp"):
         make(spec(obs=VECTOR), NetConfig(torso="impala"))
     with pytest.raises(UsageError, match="axes"):
         make(spec(obs=Leaf((2, 3, 40, 40), "uint8", "image")))
+
+
+def test_tiny_warns_of_large_images_and_says_what_to_use():
+    with pytest.warns(UserWarning, match=r"halves.*84x84 image has 112,896 values.*use 'nips' or 'nature'"):
+        torso = make(spec(obs=ATARI), NetConfig(torso="tiny", features=2))
+    assert math.prod(torso.map_shapes["obs"]) == 112_896
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for side in (3, 10, 35):  # what it is for
+            make(spec(obs=Leaf((side, side, 3), "uint8", "image")), NetConfig(torso="tiny", features=2))
+        for height, width in [(7, 7), (35, 84), (36, 36), (84, 84)]:
+            make(spec(obs=Leaf((height, width, 3), "uint8", "image")), NetConfig(features=2))
 
 
 def test_vectors_and_one_hots_share_one_mlp():

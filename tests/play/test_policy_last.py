@@ -119,7 +119,7 @@ def test_the_reward_and_the_action_matter():
 
 def test_clipped_games_are_shown_clipped_rewards():
     """Space Invaders pays 5 to 30 points; what trained saw 1."""
-    policy = policy_for("ALE/SpaceInvaders-v5", {"torso": "small", "core": "gru", "core_size": 8}, {})
+    policy = policy_for("ALE/SpaceInvaders-v5", {"torso": "nips", "core": "gru", "core_size": 8}, {})
     assert policy.spec.clipped
     lanes = through_lanes(policy, 5, 200, torch.Generator().manual_seed(1))
     assert max(reward for _, reward in lanes) >= 5 and len(lanes) == 200

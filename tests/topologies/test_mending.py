@@ -90,7 +90,7 @@ def test_frames_of_a_memory_go_on_behind_a_gap(tmp_path):
     Fragile.made = 0
     run = train(
         tmp_path / "run", "dqn", "serial", {"replay": REPLAY | SELDOM, "n_step": 3}, env="test_mending:fragile",
-        env_kwargs={}, preset="pixels", net={"torso": "small", "features": 16},
+        env_kwargs={}, preset="pixels", net={"torso": "tiny", "features": 16},
     )  # fmt: skip
     assert run.summary["restarts"] == 1 and Fragile.made == LANES + 1
     assert set(run.summary["ledger"]["dropped"]) == {"env_raised"}

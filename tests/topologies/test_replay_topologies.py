@@ -103,7 +103,7 @@ def test_a_resumed_run_without_its_memory_fills_a_new_one(tmp_path):
 
 def test_a_memory_older_than_the_checkpoint_is_taken_and_its_frames_end_there(tmp_path):
     """The environments go on exactly, so their actors number frames on from where the newer memory ended."""
-    fields = CASES["dqn"][2] | {"topology": "serial", "net": {"torso": "small", "features": 16}}
+    fields = CASES["dqn"][2] | {"topology": "serial", "net": {"torso": "tiny", "features": 16}}
     run = train(tmp_path, "run", "dqn", "support_pixels:make", env_steps=600, preset="pixels", **fields)
     memory, old = run.path / "replay", tmp_path / "old"
     shutil.copytree(memory, old)
