@@ -25,6 +25,18 @@ _TASKS: dict[str, dict[str, Any]] = {
         "vector_entry_point": "rookery.envs.cartpole:MaskedCartPoleVector",
         "max_episode_steps": 500,
     },
+    "rookery/Catch-v0": {
+        "entry_point": "rookery.envs.catch:Catch",
+        "vector_entry_point": "rookery.envs.catch:CatchVector",
+    },
+    "rookery/PixelSwitch-v0": {
+        "entry_point": "rookery.envs.probe:PixelSwitch",
+        "vector_entry_point": "rookery.envs.probe:PixelSwitchVector",
+    },
+    "rookery/Cue-v0": {
+        "entry_point": "rookery.envs.probe:Cue",
+        "vector_entry_point": "rookery.envs.probe:CueVector",
+    },
     "rookery/Counter-v0": {"entry_point": "rookery.envs.scripted:Counter"},
     "rookery/Faulty-v0": {"entry_point": "rookery.envs.scripted:Faulty"},
 }

@@ -18,6 +18,7 @@ Number = Annotated[float, Meta(ge=-1e9, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Pair = tuple[Number, Number]
 Size = Annotated[int, Meta(ge=1, le=10_000)]
+Cells = Annotated[int, Meta(ge=1, le=32)]  # cells per side, and pixels per cell: images up to 1024x1024
 Delay = Annotated[int, Meta(ge=0, le=10_000)]
 Skip = Annotated[int, Meta(ge=1, le=1_000)]
 Steps = Annotated[int, Meta(ge=-1, le=1_000_000_000)]  # -1 is Gymnasium's "no limit"
@@ -38,6 +39,9 @@ _OURS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "rookery/TMaze-v0": ("rookery.envs.memory", {"length": Size}),
     "rookery/CliffWalk-v0": ("rookery.envs.cliffwalk", {"n": Size, "one_hot": bool}),
+    "rookery/Catch-v0": ("rookery.envs.catch", {"rows": Cells, "columns": Cells, "scale": Cells}),
+    "rookery/PixelSwitch-v0": ("rookery.envs.probe", {"length": Size, "truncate": bool}),
+    "rookery/Cue-v0": ("rookery.envs.probe", {"length": Size, "rate": Share}),
     "rookery/CartPoleMasked-v0": ("rookery.envs.cartpole", LIMIT | {"sutton_barto_reward": bool}),
 }
 

@@ -53,6 +53,7 @@ def failing():
 
 NOT_CALLED = 3
 OWN = ("rookery/TMaze-v0", "rookery/RepeatPrevious-v0", "rookery/CartPoleMasked-v0", "rookery/CliffWalk-v0")
+OWN += ("rookery/Catch-v0", "rookery/PixelSwitch-v0", "rookery/Cue-v0")
 
 
 def test_a_gymnasium_id_runs_in_our_loop_without_watchers():

@@ -172,6 +172,9 @@ def test_a_function_as_entry_point_is_judged_by_its_module():
         ("CartPole-v1", {"max_episode_steps": 100, "sutton_barto_reward": True}),
         ("rookery/TMaze-v0", {"length": 20}),
         ("rookery/CliffWalk-v0", {"n": 12, "one_hot": False}),
+        ("rookery/Catch-v0", {"rows": 12, "columns": 9, "scale": 7}),
+        ("rookery/PixelSwitch-v0", {"length": 5, "truncate": True}),
+        ("rookery/Cue-v0", {"length": 9, "rate": 0.5}),
         ("FrozenLake-v1", {"desc": ["SFF", "FHF", "FFG"], "map_name": None, "is_slippery": False}),
         ("Pendulum-v1", {"g": 9}),
         ("Ant-v5", {"healthy_z_range": [0.1, 2], "frame_skip": 3, "terminate_when_unhealthy": False}),
@@ -218,6 +221,8 @@ def test_arguments_of_the_listed_types_need_no_trust(env, kwargs):
         ("rookery/TMaze-v0", {"length": 10**9}, "rookery.envs.memory"),
         ("rookery/TMaze-v0", {"length": 0}, "rookery.envs.memory"),
         ("rookery/CliffWalk-v0", {"env": "os:system"}, "rookery.envs.cliffwalk"),
+        ("rookery/Catch-v0", {"scale": 10**6}, "rookery.envs.catch"),
+        ("rookery/Cue-v0", {"rate": 2.0}, "rookery.envs.probe"),
     ],
 )  # fmt: skip
 def test_other_arguments_need_trust_in_who_takes_them(env, kwargs, module):
