@@ -30,8 +30,8 @@ class Algorithm(ABC):
     groups: ClassVar[dict[str, tuple[str, ...]]]  # parameter group -> entries of nets(); one optimiser and loss each
     stop_above: float = math.inf  # LossOutput.stop beyond this ends the update
     max_grad_norm: float = math.inf  # clip of each group's gradient norm
-    # Whether workers may compute gradients on pulled weights: its target networks, if any, follow in `pulled`.
-    remote_gradients: bool = True
+    # Why workers cannot compute gradients on pulled weights; nothing: they can, and target networks follow in `pulled`.
+    not_remote: str = ""
 
     def __init__(self, config: Any, net: NetConfig, spec: EnvSpec, lanes: int):
         """`lanes` is the number of environments of the whole run, those of all ranks."""

@@ -125,7 +125,7 @@ class Rows:
 class DPG(Algorithm):
     Config = DPGConfig
     groups = {"actor": ("policy",), "critic": ("critic",)}  # noqa: RUF012 - constant
-    remote_gradients = False  # the target networks of a worker would not follow
+    not_remote = "the target networks of a worker would not follow"
 
     def __init__(self, config: DPGConfig, net: NetConfig, spec: EnvSpec, lanes: int):
         super().__init__(config, net, spec, lanes)

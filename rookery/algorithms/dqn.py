@@ -32,15 +32,14 @@ from rookery.core.errors import UsageError
 from rookery.core.ranges import Count, NotNegative, Part, Positive, Share, Whole
 from rookery.core.reduce import Reduce
 from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
-from rookery.nets.adam import FlatAdam
 from rookery.nets.core import resets_at_start
 from rookery.nets.modules import Nets
 from rookery.nets.noisy import factors
 from rookery.nets.optimizer import Optimizer
+from rookery.nets.optimizers import make_optimizer
 from rookery.nets.qnet import ONLINE, QHead, copy_to_targets, q_nets
 from rookery.nets.quick import Quick
 from rookery.nets.quick_q import EpsilonGreedy, QuickQ
-from rookery.nets.rmsprop import FlatAdaGrad, FlatRMSProp
 from rookery.nets.work import multiply_adds
 from rookery.ops.distributional import categorical_cross_entropy, mass_at_ends, project
 from rookery.ops.explore import epsilon_ladder
@@ -292,12 +291,8 @@ class DQN(Algorithm):
 
     def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
         c = self.config
-        make = {
-            "adam": lambda p: FlatAdam(p, c.lr, c.optimizer_eps),
-            "rmsprop": lambda p: FlatRMSProp(p, c.lr, c.decay, c.optimizer_eps, c.momentum, centered=True),
-            "adagrad": lambda p: FlatAdaGrad(p, c.lr, c.optimizer_eps),
-        }[c.optimizer]
-        return {name: make(parameter) for name, parameter in parameters.items()}
+        make = partial(make_optimizer, c.optimizer, lr=c.lr, eps=c.optimizer_eps, decay=c.decay, momentum=c.momentum)
+        return {name: make(parameter, centered=True) for name, parameter in parameters.items()}
 
     def work(self, nets: Nets) -> float:
         rows = self.config.replay.batch * ((self.config.burn_in + self.config.sequence) if self.recurrent else 1)

@@ -19,27 +19,24 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from rookery.algorithms.base import Algorithm
+from rookery.algorithms.actor_critic import ActorCritic
 from rookery.core import tree
 from rookery.core.config import NetConfig
 from rookery.core.errors import UsageError
 from rookery.core.ranges import Count, NotNegative, Positive, Share
 from rookery.core.reduce import Reduce
-from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Queue, Tree
+from rookery.core.types import DataPlan, EnvSpec, LossOutput, Queue, Tree
 from rookery.core.unroll import Unroll
 from rookery.nets import build
 from rookery.nets.adam import FlatAdam
 from rookery.nets.core import resets
 from rookery.nets.modules import Nets
-from rookery.nets.normalize import RewardScaler
 from rookery.nets.optimizer import Optimizer
-from rookery.nets.quick import Quick, QuickPolicy
 from rookery.nets.work import multiply_adds
 from rookery.ops import moments
 from rookery.ops.policy import clip_fraction, clipped_surrogate, kl_estimate
 from rookery.ops.returns import discounts, gae
 from rookery.ops.schedule import linear
-from rookery.ops.shuffle import own_pieces
 from rookery.ops.value import clipped_value_loss, explained_variance, value_loss
 
 
@@ -81,21 +78,15 @@ class PPOBatch:
     reset: torch.Tensor | None  # rows before which the state is zeroed; None without recurrence
 
 
-class PPO(Algorithm):
+class PPO(ActorCritic):
     Config = PPOConfig
-    groups = {"all": ("body", "policy", "value_body", "value")}  # noqa: RUF012 - constant
+    not_remote = "it makes several passes over a batch"
 
     def __init__(self, config: PPOConfig, net: NetConfig, spec: EnvSpec, lanes: int):
         super().__init__(config, net, spec, lanes)
-        self.recurrent = net.core != "none"
-        self.shared = build.is_shared(spec, net)
-        # With shared features actors store values too, so they need that head.
-        self.published = ("normalizer", "body", "policy", *(("value",) if self.shared else ()))
-        self.max_grad_norm = config.max_grad_norm
-        self._quick = Quick(QuickPolicy)  # small policies act through numpy
+        self.store_values()
         self.stop_above = math.inf if config.target_kl is None else config.target_kl
-        # Tensors, not numbers: schedules change them, and a compiled loss would be compiled again for each number.
-        self.clip, self.entropy = torch.tensor(config.clip), torch.tensor(config.entropy)
+        self.clip = torch.tensor(config.clip)  # a tensor, like `entropy`
         rows = config.unroll * lanes
         if self.recurrent and config.unroll % config.chunk:
             raise UsageError(f"algo.unroll {config.unroll} is not a multiple of algo.chunk {config.chunk}")
@@ -107,39 +98,16 @@ class PPO(Algorithm):
                 f"algo.minibatches, algo.unroll or the number of environments ({lanes})"
             )
 
-    def nets(self) -> Nets:
-        nets = build.actor_critic(self.spec, self.net)
-        nets["reward_scaler"] = RewardScaler(self.lanes, self.config.gamma, self.config.scale_reward)
-        return nets
-
     def plan(self) -> DataPlan:
         chunk = self.config.chunk if self.recurrent else self.config.unroll
-        extras = {"value": ((), "float32")} if self.shared else {}
-        return DataPlan(self.config.unroll, chunk, Queue(max_lag=0), extras)
-
-    def initial_state(self, nets: Nets, lanes: int) -> Tree:
-        return nets["body"].initial(lanes)
-
-    # Acting
-
-    def act(self, nets: Nets, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
-        if quick := self._quick.of(nets):
-            action, logp = quick.act(obs, None if explore is None else explore.rng)
-            return ActOutput(action, logp, state)
-        features, state = nets["body"].step(nets["normalizer"].forward(obs), state)
-        head = nets["policy"]
-        action, logp = head.mode(head(features)) if explore is None else head.sample(head(features), explore.rng)
-        # With a shared torso the value is nearly free here; with two torsos the learner computes all values at once.
-        extras = {"value": nets["value"](features)} if self.shared else {}
-        return ActOutput(action, logp, state, extras)
+        return DataPlan(self.config.unroll, chunk, Queue(max_lag=0), self.stored)
 
     # Learning
 
     @torch.no_grad()
     def prepare(self, nets: Nets, batch: Unroll, reduce: Reduce) -> PPOBatch:
         config = self.config
-        ends = batch.terminated | batch.truncated
-        reward = nets["reward_scaler"](batch.reward, ends, batch.live, batch.lane, reduce)
+        reward = self.scaled_reward(nets, batch, reduce)
         value = self._values(nets, batch)  # [T+1, B]
         discount, continues = discounts(batch.terminated, batch.truncated, config.gamma)
         advantage = gae(reward, discount, continues, value, config.lam)
@@ -154,7 +122,7 @@ class PPO(Algorithm):
             obs=tree.map(lambda x: x[:-1], batch.obs), action=batch.action, logp=batch.logp, advantage=advantage,
             target=target, value=value[:-1], weight=weight, state=batch.state0, reset=None,
         )  # fmt: skip
-        return self._as_chunks(prepared) if self.recurrent else tree.map_fields(prepared, lambda x: x.flatten(0, 1))
+        return self.as_pieces(prepared)
 
     def _values(self, nets: Nets, batch: Unroll) -> torch.Tensor:
         """Values of all T+1 rows; those stored when acting are used where there are any."""
@@ -170,34 +138,10 @@ class PPO(Algorithm):
         _, last = build.policy_value_sequence(nets, tail, state, reset, want_policy=False)
         return torch.cat([batch.extras["value"], last[-1:]])
 
-    def _as_chunks(self, batch: PPOBatch) -> PPOBatch:
-        """[T, B, ...] to sequences [S, C·B, ...]; chunk c of lane b is sequence c·B + b, as in the stored states."""
-        rows = self.config.chunk
-
-        def cut(x: torch.Tensor) -> torch.Tensor:
-            return x.unflatten(0, (-1, rows)).transpose(0, 1).flatten(1, 2)
-
-        chunks = tree.map_fields(batch, cut, skip=("state", "reset"))
-        reset = resets(chunks.weight.bool())[:-1]
-        return tree.replace(chunks, state=tree.map(lambda x: x.flatten(0, 1), batch.state), reset=reset)
-
     def minibatches(self, batch: PPOBatch, rng: torch.Generator, reduce: Reduce) -> Iterator[PPOBatch | None]:
-        """The pieces (steps or chunks) of all ranks are permuted; of each minibatch a rank gets those of its lanes."""
-        config, axis = self.config, 1 if self.recurrent else 0
-        count, per_lane = batch.logp.shape[axis], config.unroll // (config.chunk if self.recurrent else 1)
-        for _ in range(config.epochs):
-            order = torch.randperm(count * reduce.size, generator=rng)
-            order, sizes = own_pieces(order, per_lane, config.minibatches, reduce.rank, reduce.size)
-            order, start = order.to(batch.logp.device), 0
-            shuffled = tree.map_fields(batch, lambda x: x.index_select(axis, order), skip=("state",))  # noqa: B023
-            shuffled = tree.replace(shuffled, state=tree.map(lambda x: x.index_select(0, order), batch.state))  # noqa: B023
-            for size in sizes:
-                if size == 0:
-                    yield None
-                    continue
-                piece = tree.map_fields(shuffled, lambda x: x.narrow(axis, start, size), skip=("state",))  # noqa: B023
-                yield tree.replace(piece, state=tree.map(lambda x: x.narrow(0, start, size), shuffled.state))  # noqa: B023
-                start += size
+        config = self.config
+        per_lane = config.unroll // (config.chunk if self.recurrent else 1)
+        return self.pieces(batch, per_lane, config.minibatches, config.epochs, rng, reduce)
 
     def losses(self, nets: Nets, batch: PPOBatch) -> LossOutput:
         config = self.config
@@ -225,10 +169,6 @@ class PPO(Algorithm):
                    "explained_variance": self._explained}  # fmt: skip
         return LossOutput({"all": loss}, {name: x.detach() for name, x in metrics.items()}, stop=kl, weight=live)
 
-    def observe(self, nets: Nets, batch: Unroll, reduce: Reduce) -> None:
-        # After, not before: all epochs must see the statistics the actors saw, or the ratio does not start at 1.
-        nets["normalizer"].update(tree.map(lambda x: x[:-1], batch.obs), batch.live, reduce)
-
     def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
         return {name: FlatAdam(p, self.config.lr, self.config.adam_eps) for name, p in parameters.items()}
 
@@ -238,9 +178,5 @@ class PPO(Algorithm):
 
     def schedule(self, progress: float) -> dict[str, float]:
         config = self.config
-        for value, start, end in (
-            (self.clip, config.clip, config.clip_end),
-            (self.entropy, config.entropy, config.entropy_end),
-        ):
-            value.fill_(linear(start, start if end is None else end, progress))
-        return {"all": linear(config.lr, config.lr_end, progress)}
+        self.clip.fill_(linear(config.clip, config.clip if config.clip_end is None else config.clip_end, progress))
+        return super().schedule(progress)

@@ -21,7 +21,8 @@ from rookery.core.errors import UsageError
 
 T = TypeVar("T")
 
-SHORT = {"core": "net.core", "precision": "net.precision"}  # short forms of flags that are often needed
+# Short forms of flags that are often needed.
+SHORT = {"core": "net.core", "precision": "net.precision", "lag": "algo.queue.lag"}
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 HELP = ("-h", "--help")
 

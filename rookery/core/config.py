@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 from rookery.core.ranges import Count, NotNegative, Positive, Share, Whole
 
 AlgoConfig = TypeVar("AlgoConfig")
+Torso = Literal["auto", "mlp", "tiny", "compact", "nips", "nature", "impala"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class AtariConfig:
 class NetConfig:
     """The network. Recurrence is a property of the network, not of the algorithm."""
 
-    torso: Literal["auto", "mlp", "tiny", "nips", "nature", "impala"] = "auto"  # auto: mlp, images nature or tiny
+    torso: Torso = "auto"  # auto: mlp for vectors; nature or, if they are small, tiny for images
     hidden: tuple[Count, ...] = (64, 64)  # MLP layers
     activation: Literal["tanh", "relu"] = "tanh"  # MLP activation
     features: Whole = 512  # width of the layer behind a CNN; 0: no such layer
@@ -72,6 +73,18 @@ class ReplayConfig:
     loaders: Count = 1  # threads that draw them
     compress: bool = False  # keep frames compressed: less memory, slower draws
     save: bool = True  # the memory is part of checkpoints
+
+
+@dataclass(frozen=True)
+class QueueConfig:
+    """How unrolls reach a learner that does not wait for its actors."""
+
+    lag: Whole = 1  # batches that actors may run ahead: no new data is older, in updates; 0: synchronous
+    batch: Whole = 0  # unrolls in a batch; 0: as many as there are actors
+    replayed: NotNegative = 0.0  # unrolls of earlier batches that are trained on beside each new one
+    ring: Count = 64  # unrolls that are kept for that
+    loaders: Whole = 1  # threads that put batches together ahead of the learner; 0: the learner does it
+    buffers: Count = 2  # batches in memory that these threads fill in turns
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,16 @@ class LossOutput:
     weight: torch.Tensor | float = 1.0  # live rows (or items) behind the losses; 1: all ranks count the same
 
 
+class _Unrolls:
+    """What plans have in common whose actors hand over unrolls as they are."""
+
+    builds_items: ClassVar[bool] = False
+    refresh: ClassVar[int] = 0  # environment steps of an actor between two looks at the weights; 0: every unroll
+    check_every: ClassVar[int] = 1  # updates between two checks that the weights are finite
+
+
 @dataclass(frozen=True)
-class Queue:
+class Queue(_Unrolls):
     """Unrolls are trained on once.
 
     max_lag 0 is synchronous: one unroll of every actor is a batch, and actors and learner wait for each other.
@@ -120,15 +128,40 @@ class Queue:
 
     max_lag: int = 0
     batch: int = 0  # unrolls in a batch; 0: as many as there are actors
-
-    builds_items: ClassVar[bool] = False  # actors hand over unrolls as they are
-    refresh: ClassVar[int] = 0  # environment steps of an actor between two looks at the weights; 0: every unroll
-    check_every: ClassVar[int] = 1  # updates between two checks that the weights are finite
+    loaders: int = 0  # threads that put batches together ahead of the learner; 0: the learner does it
+    buffers: int = 2  # batches in memory that these threads fill in turns
 
     @property
     def in_turns(self) -> bool:
         """Whether actors and learner take turns."""
         return self.max_lag == 0
+
+
+@dataclass(frozen=True)
+class Circular(_Unrolls):
+    """The last `batches` batches of a queue are kept, and each is trained on at most `uses` times (IMPACT)."""
+
+    queue: Queue
+    batches: int
+    uses: int
+
+    @property
+    def in_turns(self) -> bool:
+        return self.queue.in_turns
+
+
+@dataclass(frozen=True)
+class Mix(_Unrolls):
+    """Each batch of a queue is trained on beside unrolls of earlier ones: `proportion` of them for each new one."""
+
+    queue: Queue
+    proportion: float
+    ring: int  # unrolls that are kept, over all shards
+    shards: int = 1  # rings; actor i adds to ring i % shards
+
+    @property
+    def in_turns(self) -> bool:
+        return self.queue.in_turns
 
 
 @dataclass(frozen=True)
@@ -190,7 +223,7 @@ class DataPlan:
 
     unroll: int  # T
     chunk: int  # rows between two stored recurrent states; equals `unroll` without recurrence
-    table: Queue | Replay
+    table: Queue | Circular | Mix | Replay
     extras: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  # name -> (shape per step, dtype)
 
 

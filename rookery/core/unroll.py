@@ -32,6 +32,7 @@ class Unroll:
     version: Any  # [B] int64, version of the weights that acted
     lane: Any  # [B] int64, number of the environment in the whole run
     extras: dict[str, Any] = field(default_factory=dict)  # what an algorithm declares, [T, B, ...]
+    replayed: Any = None  # [B] bool: trained on before, from a ring; set in batches only. None: everything is new
 
 
 def live_steps(unroll: Unroll, rows: int) -> int:

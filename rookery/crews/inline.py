@@ -1,8 +1,9 @@
 """Actors that are objects in the learner's own process: deterministic, and easy to debug.
 
 Each has its own environments, and acts when its turn comes. If its environments fail they are recreated. Where actors
-may run ahead of the learner (a table with lag), what they have filled arrives in a random order that the seed decides,
-so that even such a run repeats bit for bit.
+may run ahead of the learner (a table with lag k), what they have filled arrives in the order of its versions, and
+within one version in a random order that the seed decides: all data is k versions old, and even such a run repeats bit
+for bit.
 """
 
 from __future__ import annotations
@@ -140,7 +141,9 @@ class InlineCrew:
         for actor in [actor for actor in self._failed if actor not in waiting]:
             self._replace(actor)
         if self._filled:
-            actor = self._chance.choice(self._filled).actor
+            # The oldest weights first: what is trained on is as old as the table allows, and no older.
+            oldest = min(_version(delivery) for delivery in self._filled)
+            actor = self._chance.choice([each for each in self._filled if _version(each) == oldest]).actor
             first = next(i for i, delivery in enumerate(self._filled) if delivery.actor == actor)
             yield self._filled.pop(first)
 
@@ -221,3 +224,7 @@ class InlineCrew:
         return lambda row: self._plan.fire(
             "actor", actor.index, before + row, actor.sequence, self._incarnation[actor.index]
         )
+
+
+def _version(delivery: Delivery) -> int:
+    return int(delivery.arrays["version"][0])

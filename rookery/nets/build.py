@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rookery.core import tree
 from rookery.core.config import NetConfig
 from rookery.core.types import EnvSpec, Tree
 from rookery.nets.body import Body
@@ -33,6 +34,16 @@ def actor_critic(spec: EnvSpec, net: NetConfig) -> Nets:
 def is_shared(spec: EnvSpec, net: NetConfig) -> bool:
     """Whether policy and value read the same features: always so with images or recurrence."""
     return net.shared or net.core != "none" or any(leaf.kind == "image" for leaf in spec.obs.values())
+
+
+def unroll_policy_value(nets: Nets, obs: Tree, state: Tree, reset: torch.Tensor | None) -> tuple[Any, torch.Tensor]:
+    """Of whole unrolls, obs [T+1, B, ...]: policy parameters of T rows and values of T+1, [T+1, B], in one pass."""
+    obs = nets["normalizer"](obs)
+    if "value_body" in nets:
+        features, _ = nets["body"].sequence(tree.map(lambda x: x[:-1], obs), state, None)
+        return nets["policy"](features), nets["value"](nets["value_body"].sequence(obs, {}, None)[0])
+    features, _ = nets["body"].sequence(obs, state, reset)
+    return nets["policy"](features[:-1]), nets["value"](features)
 
 
 def policy_value_sequence(

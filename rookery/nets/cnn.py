@@ -1,6 +1,7 @@
 """Convolutional encoders of images, from the smallest images to the deepest network.
 
 - `tiny`: for images of a few pixels, such as 10x10 MinAtar and 7x7 grid worlds. It halves the resolution only once.
+- `compact`: the two layers of `nips` for frames of half the size, 42x42, as RLlib has them.
 - `nips`: the shallow network of A3C, UNREAL and IMPALA (first in Mnih et al. 2013, at a NIPS workshop).
 - `nature`: DQN, Mnih et al. 2015.
 - `impala`: the deep residual network of IMPALA, Espeholt et al. 2018.
@@ -26,7 +27,7 @@ from rookery.core.types import Leaf
 from rookery.nets.init import HIDDEN_GAIN, linear, orthogonal
 
 CHUNK = 64  # images per pass on a CPU: their activations fit its cache, and memory is reused instead of mapped again
-MIN_PIXELS = {"nature": 36, "nips": 20}  # per side: with fewer, the last convolution has no output
+MIN_PIXELS = {"nature": 36, "nips": 20, "compact": 10}  # per side: with fewer, the last convolution has no output
 
 
 def cnn(leaf: Leaf, net: NetConfig) -> Encoder:
@@ -41,7 +42,7 @@ def cnn(leaf: Leaf, net: NetConfig) -> Encoder:
             f"torso {kind!r} needs {least}x{least} pixels or more and this image has {height}x{width}; "
             "use torso 'tiny', 'impala' or 'auto'"
         )
-    stack = {"tiny": _tiny, "nips": _nips, "nature": _nature, "impala": _impala}[kind](channels)
+    stack = STACKS[kind](channels)
     encoder = Encoder(stack, (channels, height, width), last, net.features)
     if kind == "tiny" and min(height, width) >= MIN_PIXELS["nature"]:  # chosen by name: `auto` takes nature here
         warnings.warn(
@@ -136,6 +137,10 @@ def _nips(channels: int) -> nn.Module:
     return Convolutions(channels, [(16, 8, 4, 0), (32, 4, 2, 0)])
 
 
+def _compact(channels: int) -> nn.Module:
+    return Convolutions(channels, [(16, 4, 2, 0), (32, 4, 2, 0)])
+
+
 def _nature(channels: int) -> nn.Module:
     return Convolutions(channels, [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)])
 
@@ -147,6 +152,9 @@ def _impala(channels: int) -> nn.Module:
         layers += [Residual(width), Residual(width)]
         channels = width
     return nn.Sequential(*layers, nn.ReLU(inplace=True))
+
+
+STACKS = {"tiny": _tiny, "compact": _compact, "nips": _nips, "nature": _nature, "impala": _impala}
 
 
 def _outputs(stack: nn.Module, image: tuple[int, int, int]) -> tuple[int, int, int]:

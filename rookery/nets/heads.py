@@ -5,6 +5,7 @@ All policy heads have one interface; what `forward` returns ("params") is opaque
     action, logp = head.sample(params, generator)
     action, logp = head.mode(params)
     logp, entropy = head.logp_entropy(params, action)
+    kl = head.kl(params, others)                       KL(params || others)
 The density itself is in `ops/policy.py`. Policy weights start orthogonal with gain 0.01, so that the first policy is
 nearly uniform; the value's with gain 1.
 """
@@ -26,9 +27,11 @@ from rookery.nets.init import linear
 from rookery.ops.policy import (
     categorical_draw,
     categorical_entropy,
+    categorical_kl,
     categorical_logp,
     categorical_logp_entropy,
     gaussian_entropy,
+    gaussian_kl,
     gaussian_logp,
     squashed_gaussian_logp,
 )
@@ -54,6 +57,9 @@ class PolicyHead(nn.Module):
         raise NotImplementedError
 
     def logp_entropy(self, params: Any, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError
+
+    def kl(self, params: Any, others: Any) -> torch.Tensor:
         raise NotImplementedError
 
 
@@ -84,6 +90,9 @@ class Categorical(PolicyHead):
 
     def logp_entropy(self, params: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return categorical_logp_entropy(params, action)
+
+    def kl(self, params: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        return categorical_kl(params, others)
 
 
 class MultiCategorical(PolicyHead):
@@ -119,6 +128,9 @@ class MultiCategorical(PolicyHead):
     def logp_entropy(self, params: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return categorical_logp(params, action).sum(-1), categorical_entropy(params).sum(-1)
 
+    def kl(self, params: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        return categorical_kl(params, others).sum(-1)
+
 
 class Gaussian(PolicyHead):
     """Diagonal Gaussian; actions outside [-1, 1] are clipped by the environment's side, their density is not."""
@@ -151,6 +163,9 @@ class Gaussian(PolicyHead):
         self, params: tuple[torch.Tensor, torch.Tensor], action: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return gaussian_logp(*params, action), gaussian_entropy(params[1])
+
+    def kl(self, params: tuple[torch.Tensor, torch.Tensor], others: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return gaussian_kl(*params, *others)
 
 
 class SquashedGaussian(Gaussian):

@@ -129,10 +129,24 @@ class RewardScaler(nn.Module):
         live: torch.Tensor,
         lane: torch.Tensor,
         reduce: Reduce = ALONE,
+        replayed: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Update, then scale. reward, ends (terminated or truncated), live [T, B]; lane [B], each lane once."""
+        """Update, then scale. reward, ends (terminated or truncated), live [T, B]; lane, replayed [B].
+
+        What is replayed was counted before. A lane that is there several times (unrolls of one actor, in the order in
+        which it made them) is continued from one to the next.
+        """
         if not self.enabled:
             return reward
+        for columns in _turns(lane, replayed):
+            self._update(reward[:, columns], ends[:, columns], live[:, columns], lane[columns], reduce)
+        deviation = (variance(self.running.moments()) + EPSILON).sqrt()
+        return (reward / deviation).to(reward.dtype).clamp_(-CLIP, CLIP)
+
+    def _update(
+        self, reward: torch.Tensor, ends: torch.Tensor, live: torch.Tensor, lane: torch.Tensor, reduce: Reduce
+    ) -> None:
+        """Of unrolls of different lanes."""
         gain = torch.where(live, reward, 0.0).double()
         decay = torch.where(live, self.gamma, 1.0).double()
         gain[0] += decay[0] * self.returns[lane]
@@ -140,5 +154,17 @@ class RewardScaler(nn.Module):
         totals = backward_scan(gain.flip(0), decay.flip(0)).flip(0)  # the scan of values, run from past to future
         self.returns[lane] = totals[-1] * ~ends[-1]
         self.running.merge(reduce.sum(self.running.sums(totals, live)))
-        deviation = (variance(self.running.moments()) + EPSILON).sqrt()
-        return (reward / deviation).to(reward.dtype).clamp_(-CLIP, CLIP)
+
+
+def _turns(lane: torch.Tensor, replayed: torch.Tensor | None) -> list[torch.Tensor | slice]:
+    """Columns of new unrolls, in groups in which each lane is there once."""
+    if replayed is None and len(lane.unique()) == len(lane):
+        return [slice(None)]
+    turns: list[list[int]] = []
+    seen: dict[int, int] = {}
+    for column, number in enumerate(lane.tolist()):
+        if replayed is None or not replayed[column]:
+            turn = seen[number] = seen.get(number, -1) + 1
+            turns += [[]] if turn == len(turns) else []
+            turns[turn].append(column)
+    return [torch.tensor(columns) for columns in turns]

@@ -56,6 +56,15 @@ class _ClippedSurrogate(torch.autograd.Function):
         return -grad * slope, None, None, None
 
 
+def truncated_logp(target_logp: Tensor, logp: Tensor, ratio_clip: float) -> Tensor:
+    """log q with pi / q = min(mu / target, ratio_clip) · pi / mu: IMPACT's ratio, written as one of two policies.
+
+    `logp` is that of mu, which acted. Where mu is not much more likely than the target, q is the target.
+    """
+    assert target_logp.shape == logp.shape, (target_logp.shape, logp.shape)
+    return torch.maximum(target_logp, logp - math.log(ratio_clip))
+
+
 def kl_estimate(new_logp: Tensor, logp: Tensor) -> Tensor:
     """KL(old || new) per element from the old policy's actions (k3): unbiased and never negative."""
     assert new_logp.shape == logp.shape, (new_logp.shape, logp.shape)
@@ -80,6 +89,22 @@ def categorical_entropy(logits: Tensor) -> Tensor:
     logp = logits.log_softmax(-1)
     finite = logp.clamp(min=torch.finfo(logp.dtype).min)  # 0 * -inf is NaN, and so would be its gradient
     return -(logp.exp() * finite).sum(-1)
+
+
+def categorical_kl(logits: Tensor, other: Tensor) -> Tensor:
+    """KL(p || q) of two categorical distributions, [...]; logits [..., A]. An action that p forbids counts nothing."""
+    assert logits.shape == other.shape, (logits.shape, other.shape)
+    p, q = logits.log_softmax(-1), other.log_softmax(-1)
+    lowest = torch.finfo(p.dtype).min
+    return (p.exp() * (p.clamp(min=lowest) - q.clamp(min=lowest))).sum(-1)
+
+
+def gaussian_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
+    """KL(p || q) of two diagonal Gaussians, [...]; all [..., A]. The same if both are squashed by one function."""
+    assert mean.shape == other_mean.shape, (mean.shape, other_mean.shape)
+    spread = (2 * (log_std - other_log_std)).exp()
+    shift = ((mean - other_mean) * (-other_log_std).exp()).square()
+    return (0.5 * (spread + shift - 1) + other_log_std - log_std).sum(-1)
 
 
 def categorical_logp_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

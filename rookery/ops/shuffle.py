@@ -12,13 +12,14 @@ from torch import Tensor
 def own_pieces(order: Tensor, per_lane: int, minibatches: int, rank: int, size: int) -> tuple[Tensor, list[int]]:
     """A permutation of all ranks' pieces -> that of this rank's, and how many of them are in each minibatch.
 
-    `per_lane` is K. Minibatches are equal parts of the permutation; a rank may have no piece in some of them.
+    `per_lane` is K. Minibatches are equal parts of the permutation, or differ by one piece; a rank may have no piece in
+    some of them.
     """
-    assert len(order) % (per_lane * size) == 0 == len(order) % minibatches, (len(order), per_lane, size, minibatches)
+    assert len(order) % (per_lane * size) == 0 and minibatches <= len(order), (len(order), per_lane, size, minibatches)
     if size == 1:
-        return order, [len(order) // minibatches] * minibatches
+        return order, [len(part) for part in order.tensor_split(minibatches)]
     every = len(order) // per_lane  # R·B
     lanes = every // size
     piece, lane = order // every, order % every - rank * lanes
     own = (lane >= 0) & (lane < lanes)
-    return (piece * lanes + lane)[own], own.view(minibatches, -1).sum(1).tolist()
+    return (piece * lanes + lane)[own], [int(part.sum()) for part in own.tensor_split(minibatches)]

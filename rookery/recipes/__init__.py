@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from rookery.core.errors import UsageError
 from rookery.recipes import (
+    a2c,
+    a3c,
     apex_dpg,
     apex_dqn,
+    appo,
     c51,
     d4pg,
     ddpg,
     double_dqn,
     dqn,
     gorila,
+    impact,
+    impala,
     ppo,
     prioritized_dueling_dqn,
     r2d2,
@@ -19,8 +24,9 @@ from rookery.recipes import (
 )
 from rookery.recipes.recipe import Recipe, nearest
 
+POLICIES = (ppo, a2c, a3c, impala, appo, impact)
 VALUES = (dqn, double_dqn, prioritized_dueling_dqn, c51, rainbow, apex_dqn, r2d2, gorila)
-RECIPES: dict[str, Recipe] = {each.RECIPE.name: each.RECIPE for each in (ppo, *VALUES, ddpg, apex_dpg, d4pg)}
+RECIPES: dict[str, Recipe] = {each.RECIPE.name: each.RECIPE for each in (*POLICIES, *VALUES, ddpg, apex_dpg, d4pg)}
 
 
 def recipe(name: str) -> Recipe:

@@ -1,7 +1,8 @@
-"""The role of a worker that learns by itself: weights in, a gradient out (Gorila, Nair et al. 2015).
+"""The role of a worker that learns by itself: weights in, a gradient out (Gorila, Nair et al. 2015; A3C, Mnih 2016).
 
-It acts, keeps a replay memory of its own, draws from it and computes a gradient on the weights of that moment. If the
-memory allows no draw, it takes one more unroll first. Target networks follow the version of the weights.
+It acts, keeps a table of its own (a replay memory, or just the unroll of the moment), and computes a gradient on the
+weights of that moment. If the table has nothing to train on, it takes one more unroll first. Target networks follow the
+version of the weights.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import torch
 from rookery.algorithms.base import Algorithm
 from rookery.core.config import RunConfig
 from rookery.core.seeding import seed_of
-from rookery.core.types import ActorReport, Arrays, GradientReport
+from rookery.core.types import ActorReport, Arrays, Delivery, GradientReport, Sample
 from rookery.envs.lanes import Lanes
 from rookery.roles.learner import Learner
 from rookery.roles.producer import Producer, empty_arrays, handover_shapes
 from rookery.roles.weights import AllWeights
-from rookery.tables.factory import share_of
-from rookery.tables.memory import ReplayMemory
+from rookery.tables.factory import make_table, share_of
 
 
 class GradientMaker:
@@ -39,9 +39,9 @@ class GradientMaker:
         state = algorithm.initial_state(self.learner.nets, 1)
         shapes = handover_shapes(lanes.spec, self.producer.plan, lanes.count, state)
         self._arrays = empty_arrays(shapes)
-        self.memory = ReplayMemory(plan, shapes, lanes.spec, 1, seed)
-        self._limited, self._turn = plan.memory.samples_per_insert > 0, False
+        self.table = make_table(plan, shapes, lanes.spec, 1, seed, alone=True)
         self._pending = 0  # steps that the producer holds back
+        self._evicted = 0  # steps that left the table without being trained on
 
     def load(self, vector: torch.Tensor, version: int) -> None:
         before, self.learner.version = self.learner.version, version
@@ -49,35 +49,39 @@ class GradientMaker:
         self.learner.algorithm.pulled(self.learner.nets, before, version)
 
     def fill(self, arrays: Arrays, progress: float, tick: Callable[[int], object] | None = None) -> GradientReport:
-        """Fill the array "gradient" if the memory allows a draw, if need be after one more unroll."""
-        report = GradientReport(steps=0, pending=self._pending)
-        if not self._can_sample():
-            acted: ActorReport = self.producer.fill(self._arrays, self.learner.version, tick)
-            self.memory.insert(self._arrays, 0)
-            self._turn = True
-            report = GradientReport(**vars(acted))
-        if self._can_sample():
-            self._draw(report, torch.from_numpy(arrays["gradient"]), progress)
-            self._turn = False
+        """Fill the array "gradient" if the table has something to train on, if need be after one more unroll."""
+        report, table = GradientReport(steps=0, pending=self._pending), self.table
+        if not table.due:
+            report = GradientReport(**vars(self._act(tick)))
+        if (sample := table.next(self.learner.version, progress)) is not None:
+            self._gradient(sample, report, torch.from_numpy(arrays["gradient"]), progress)
+        self._evicted += table.losses().evicted
         report.version = self.learner.version
-        report.waiting, report.evicted = self.memory.steps_waiting, self.memory.steps_evicted
-        report.more, self._pending = self._can_sample(), report.pending
+        report.waiting, report.evicted = table.steps, self._evicted
+        report.more, self._pending = table.due, report.pending
         return report
 
-    def _can_sample(self) -> bool:
-        return self.memory.can_sample() and (self._limited or self._turn)
+    def _act(self, tick: Callable[[int], object] | None) -> ActorReport:
+        sequence = self.producer.actor.sequence
+        acted = self.producer.fill(self._arrays, self.learner.version, tick)
+        self.table.ordered(0, self.learner.version)
+        self.table.insert(Delivery(0, sequence, self._arrays, acted, release=_keep))
+        return acted
 
-    def _draw(self, report: GradientReport, out: torch.Tensor, progress: float) -> None:
+    def _gradient(self, sample: Sample, report: GradientReport, out: torch.Tensor, progress: float) -> None:
         started = perf_counter()
-        sample = self.memory.sample(progress)
         output = self.learner.first_gradients(sample.batch, progress)
         self.weights.read_gradients(out)
-        if output.priorities is not None:
-            if torch.isfinite(output.priorities).all():
-                self.memory.update(sample.keys, output.priorities.detach().numpy())
-            else:
-                out.fill_(torch.nan)  # the applier skips and counts it
+        priorities = output.priorities
+        if priorities is not None and not torch.isfinite(priorities).all():
+            out.fill_(torch.nan)  # the applier skips and counts it
+            priorities = None
+        self.table.update(sample, None if priorities is None else priorities.detach().numpy(), self.learner.version)
         report.gradient, report.fresh = True, sample.fresh
         report.loss = float(sum(float(loss.detach()) for loss in output.losses.values()))
         report.metrics = {name: float(value) for name, value in output.metrics.items()}
         report.learn_s = perf_counter() - started
+
+
+def _keep() -> None:
+    """The arrays stay here: they are filled again with the next unroll."""

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-ALGORITHMS = ("rookery.algorithms.ppo:PPO", "rookery.algorithms.dqn:DQN", "rookery.algorithms.dpg:DPG")
+_NAMES = ("ppo:PPO", "a2c:A2C", "impala:IMPALA", "appo:APPO", "dqn:DQN", "dpg:DPG")
+ALGORITHMS = tuple(f"rookery.algorithms.{name}" for name in _NAMES)
 
 Number = Annotated[float, Meta(ge=-1e9, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]

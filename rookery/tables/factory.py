@@ -2,38 +2,123 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+
+import numpy as np
 
 from rookery.core.errors import UsageError
 from rookery.core.machine import Machine, amount
-from rookery.core.types import DataPlan, EnvSpec, Queue, Replay, Shapes
+from rookery.core.types import Circular, DataPlan, EnvSpec, Mix, Queue, Replay, Shapes
+from rookery.tables.batch import Batcher
+from rookery.tables.circular import CircularTable
 from rookery.tables.memory import ReplayMemory
 from rookery.tables.queue import LagQueue, RoundQueue
 from rookery.tables.replay import FreeReplayTable, ReplayTable
 from rookery.tables.snapshot import BUFFERS
 from rookery.tables.table import Table
+from rookery.tables.unroll_ring import UnrollRing
 
 SPARE = 0.9  # share of the free memory that a replay memory may take
 
 
-def make_table(plan: DataPlan, shapes: Shapes, spec: EnvSpec, actors: int, seed: int, alone: bool) -> Table:
+def make_table(
+    plan: DataPlan, shapes: Shapes, spec: EnvSpec, actors: int, seed: int, alone: bool, device: str = "cpu"
+) -> Table:
     """`shapes`: of what actors hand over. `alone`: actors and learner share one process, and take turns with replay."""
-    if isinstance(plan.table, Queue):
-        if plan.table.max_lag == 0:
-            return RoundQueue(actors)
-        return LagQueue(actors, plan.table.batch or actors, plan.table.max_lag)
-    check_room(plan.table, shapes, spec, actors)
-    kind = ReplayTable if alone or plan.table.in_turns else FreeReplayTable
-    return kind(ReplayMemory(plan.table, shapes, spec, actors, seed), plan.table, actors)
+    table = plan.table
+    if isinstance(table, Replay):
+        check_room(table, shapes, spec, actors)
+        kind = ReplayTable if alone or table.in_turns else FreeReplayTable
+        return kind(ReplayMemory(table, shapes, spec, actors, seed), table, actors)
+    if isinstance(table, Queue):
+        return _queue(table, actors, alone, device)
+    if isinstance(table, Circular):
+        check_batches(table, shapes, actors)
+        return CircularTable(_queue(table.queue, actors, alone, device, table), table.batches, table.uses, seed)
+    check_ring(table, shapes, actors)
+    ring = UnrollRing(table.ring, table.proportion, seed, table.shards)
+    return _queue(table.queue, actors, alone, device, ring=ring)
 
 
-def share_of(plan: DataPlan, workers: int) -> Replay:
-    """The plan of the part of a replay memory that each of several workers keeps; UsageError if there is none."""
-    if isinstance(plan.table, Queue):
-        raise UsageError("an algorithm with no replay memory cannot run here: workers make gradients from one")
-    memory = plan.table.memory
+def _queue(
+    plan: Queue,
+    actors: int,
+    alone: bool,
+    device: str,
+    circular: Circular | None = None,
+    ring: UnrollRing | None = None,
+) -> RoundQueue | LagQueue:
+    batch = plan.batch or actors
+    if plan.max_lag == 0:
+        if batch != actors:
+            raise UsageError(
+                f"without lag a batch is one unroll of each of the {actors} actors, not {batch}; leave "
+                "algo.queue.batch out, or allow a lag (algo.queue.lag)"
+            )
+        return RoundQueue(actors, ring)
+    if (plan.max_lag + 1) * batch < actors:
+        raise UsageError(
+            f"a lag of {plan.max_lag} and batches of {batch} keep {(plan.max_lag + 1) * batch} of {actors} actors at "
+            f"work, and the others would never act; use algo.queue.lag {-(-actors // batch) - 1} or more, or larger "
+            "batches"
+        )
+    kept = 0 if circular is None else circular.batches
+    batcher = Batcher(0 if alone else plan.loaders, plan.buffers + kept, device)
+    # While an unroll is on its way, all that is kept and the batches before it may be used up.
+    max_lag = plan.max_lag if circular is None else (plan.max_lag + kept) * circular.uses
+    return LagQueue(actors, batch, max_lag, plan.max_lag + 1, ring, batcher)
+
+
+def share_of(plan: DataPlan, workers: int) -> DataPlan:
+    """The plan of each of several workers that learn by themselves: a part of the memory, or a queue of its own."""
+    table = plan.table
+    if isinstance(table, Queue):
+        return replace(plan, table=replace(table, max_lag=0, batch=0))
+    if isinstance(table, Circular | Mix):
+        return replace(plan, table=replace(table, queue=replace(table.queue, max_lag=0, batch=0)))
+    memory = table.memory
     capacity, min_size = max(memory.batch, memory.capacity // workers), max(1, memory.min_size // workers)
-    return replace(plan.table, memory=replace(memory, capacity=capacity, min_size=min_size))
+    return replace(plan, table=replace(table, memory=replace(memory, capacity=capacity, min_size=min_size)))
+
+
+def check_workers(plan: DataPlan, shapes: Shapes, spec: EnvSpec, workers: int) -> None:
+    """Refuse tables of workers that would not fit into memory together."""
+    table = share_of(plan, workers).table
+    if isinstance(table, Replay):
+        check_room(table, shapes, spec, memories=workers, saved=False)
+    elif isinstance(table, Mix):
+        check_ring(replace(table, ring=table.ring * workers), shapes, workers)
+
+
+def bytes_of(shapes: Shapes) -> int:
+    return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values())
+
+
+def check_ring(plan: Mix, shapes: Shapes, actors: int) -> None:
+    """Refuse a ring that cannot give what a batch asks for, or that would not fit into memory."""
+    batch = plan.queue.batch or actors
+    need = math.ceil(plan.proportion * batch)
+    if need > plan.ring or plan.ring < plan.shards:
+        raise UsageError(
+            f"{plan.proportion:g} replayed unrolls for each of {batch} new ones need a ring of {need} unrolls, and it "
+            f"has {plan.ring}; use a larger ring (algo.queue.ring {max(need, plan.shards)}) or replay less"
+        )
+    _check_bytes(plan.ring, bytes_of(shapes), "a ring of", "algo.queue.ring")
+
+
+def check_batches(plan: Circular, shapes: Shapes, actors: int) -> None:
+    unrolls = (plan.batches + plan.queue.buffers) * (plan.queue.batch or actors)
+    _check_bytes(unrolls, bytes_of(shapes), "batches of", "algo.circular")
+
+
+def _check_bytes(unrolls: int, size: int, what: str, field: str) -> None:
+    have, source = Machine().memory()
+    if unrolls * size > SPARE * have:
+        raise UsageError(
+            f"{what} {unrolls:,} unrolls needs {amount(unrolls * size)}, and there are {amount(have)} ({source}); "
+            f"use a smaller {field} (at most {int(SPARE * have / size):,} unrolls fit)"
+        )
 
 
 def check_room(

@@ -16,9 +16,12 @@ T = TypeVar("T")
 
 
 class Loader(Generic[T]):
-    def __init__(self, draw: Callable[[], T | None], depth: int, threads: int):
-        """`draw` returns the next batch, or None if there is none yet; it does its own locking."""
-        self._draw, self._full = draw, queue.Queue[T](depth)
+    def __init__(self, draw: Callable[[], T | None], depth: int, threads: int, pause: float = LOOK):
+        """`draw` returns the next batch, or None if there is none yet; it does its own locking.
+
+        `pause`: seconds until it is asked again; 0 if it waits by itself.
+        """
+        self._draw, self._full, self._pause = draw, queue.Queue[T](depth), pause
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._threads = [threading.Thread(target=self._work, name=f"loader-{i}", daemon=True) for i in range(threads)]
@@ -53,7 +56,7 @@ class Loader(Generic[T]):
             while not self._stop.is_set():
                 drawn = self._draw()
                 if drawn is None:
-                    self._stop.wait(LOOK)
+                    self._stop.wait(self._pause)
                     continue
                 while not self._put(drawn) and not self._stop.is_set():
                     pass

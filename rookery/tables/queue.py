@@ -2,37 +2,40 @@
 
 `RoundQueue`: one unroll of every actor is a batch; actors wait for the learner and the learner for the actors.
 `LagQueue`: first come, first trained. So many unrolls may wait or be ordered that none is older than `max_lag` versions
-when its turn comes; one that took longer is dropped and counted.
+when its turn comes; one that took longer is dropped and counted. Threads may put batches together ahead of the learner.
 
-Both are single-threaded, and work on the memory that actors have filled: it is given back once a batch was copied.
+Both may add unrolls of earlier batches to each new one (a ring). The memory that actors have filled is given back once
+a batch was copied from it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 import numpy as np
 
-from rookery.core import tree
 from rookery.core.types import Delivery, Sample
-from rookery.core.unroll import Unroll, as_unroll
+from rookery.tables.batch import Batcher, Load, live_steps, load_of
 from rookery.tables.rounds import Rounds
 from rookery.tables.table import POLL, Losses, Plain
+from rookery.tables.unroll_ring import UnrollRing
+
+LOOK = 0.001  # seconds to wait for a delivery while a batch is being put together
 
 
 class RoundQueue(Plain):
     rounds, paced_by_env = True, False
 
-    def __init__(self, actors: int):
-        self._round = Rounds(actors)
+    def __init__(self, actors: int, ring: UnrollRing | None = None):
+        self._round, self._ring = Rounds(actors), ring
+        self._batcher = Batcher()
 
     def __len__(self) -> int:
         return len(self._round.delivered)
 
     @property
     def steps(self) -> int:
-        return sum(_live(delivery) for delivery in self._round.delivered.values())
+        return sum(live_steps(delivery.arrays) for delivery in self._round.delivered.values())
 
     @property
     def due(self) -> bool:
@@ -60,10 +63,17 @@ class RoundQueue(Plain):
         self._round.deliver(delivery)
 
     def next(self, version: int, progress: float) -> Sample | None:
-        return _batch(self._round.take()) if self._round.complete else None
+        if not self._round.complete:
+            return None
+        if self._ring is not None:
+            self._ring.at(version)
+        load = load_of(self._round.take(), self._ring)
+        sample = self._batcher.now(load)
+        _release(load)
+        return sample
 
     def update(self, sample: Sample, priorities: np.ndarray | None, version: int) -> None:
-        pass
+        self._batcher.give_back(sample.keys)
 
     def lost(self, actor: int) -> int:
         self._round.lost(actor)
@@ -72,36 +82,55 @@ class RoundQueue(Plain):
     def losses(self) -> Losses:
         return Losses()
 
+    def stats(self) -> dict[str, float]:
+        return {} if self._ring is None else self._ring.stats()
+
 
 class LagQueue(Plain):
-    """At most (max_lag + 1) batches of unrolls wait or are ordered: the last of them is trained max_lag updates on.
+    """At most `batches` batches of unrolls (max_lag + 1) wait or are ordered: the last is trained max_lag updates on.
 
     An order that is older than that already does not count: its actor is slow, or is being replaced, and its unroll
-    will be dropped when it comes. So up to max_lag batches of slow actors never stop the others.
+    will be dropped when it comes. So up to max_lag batches of slow actors never stop the others. If a batch takes
+    several updates, `max_lag` is larger than the number of batches.
     """
 
     rounds, paced_by_env = False, True
 
-    def __init__(self, actors: int, batch: int, max_lag: int):
+    def __init__(
+        self,
+        actors: int,
+        batch: int,
+        max_lag: int,
+        batches: int | None = None,
+        ring: UnrollRing | None = None,
+        batcher: Batcher | None = None,
+    ):
         assert batch >= 1 and max_lag >= 1, (batch, max_lag)
-        self.batch, self.max_lag, self.bound = batch, max_lag, (max_lag + 1) * batch
+        self.batch, self.max_lag, self.bound = batch, max_lag, (batches or max_lag + 1) * batch
         self.ahead = 1 + -(-self.bound // actors)
         self._orders: list[deque[int]] = [deque() for _ in range(actors)]  # versions at the time of the order
         self._young: deque[int] = deque()  # the same of all actors, in order, without those that are too old
         self._waiting: deque[tuple[int, Delivery]] = deque()  # version, unroll
         self._version = 0
+        self._ring, self._batcher = ring, batcher or Batcher()
         self._losses = Losses()
+        self._taken = self._late = 0  # unrolls that were trained on, and that were too old
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + self._loading
+
+    @property
+    def _loading(self) -> int:
+        return self.batch * len(self._batcher.under_way)
 
     @property
     def steps(self) -> int:
-        return sum(_live(delivery) for _, delivery in self._waiting)
+        waiting = sum(live_steps(delivery.arrays) for _, delivery in self._waiting)
+        return waiting + sum(load.steps for load in self._batcher.under_way)
 
     @property
     def due(self) -> bool:
-        return len(self._waiting) >= self.batch
+        return len(self._waiting) >= self.batch or self._loading > 0
 
     @property
     def settled(self) -> bool:
@@ -109,10 +138,12 @@ class LagQueue(Plain):
 
     @property
     def patience(self) -> float:
-        return 0.0 if self.due else POLL
+        if self._batcher.ready:
+            return 0.0
+        return LOOK if self._loading else POLL * (not self.due)
 
     def wants(self, actor: int, going: bool) -> bool:
-        return going and len(self._waiting) + len(self._young) < self.bound
+        return going and len(self) + len(self._young) < self.bound
 
     def ordered(self, actor: int, version: int) -> None:
         self._orders[actor].append(version)
@@ -123,6 +154,7 @@ class LagQueue(Plain):
         self._waiting.append((int(delivery.arrays["version"][0]), delivery))
         if self._waiting[-1][0] < self._oldest:
             self._drop(self._waiting.pop()[1])
+        self._load_ahead()
 
     def _void(self, version: int) -> None:
         """An order is done with. Which of those with the same version it was makes no difference."""
@@ -135,14 +167,43 @@ class LagQueue(Plain):
         return self._version - self.max_lag
 
     def _drop(self, delivery: Delivery) -> None:
-        self._losses.drop(_live(delivery), "too_old")
+        self._losses.drop(live_steps(delivery.arrays), "too_old")
+        self._late += 1
         delivery.release()
 
     def next(self, version: int, progress: float) -> Sample | None:
         if version != self._version:
             self._version = version
             self._drop_old()
-        return _batch([self._waiting.popleft()[1] for _ in range(self.batch)]) if self.due else None
+        if self._ring is not None:
+            self._ring.at(version)
+        self._load_ahead()
+        while (loaded := self._batcher.take()) is not None:
+            _release(loaded.load)
+            if loaded.sample.versions.min() >= self._oldest:
+                return self._counted(loaded.sample)
+            self._losses.drop(loaded.load.steps, "too_old")
+            self._late += self.batch
+            self._batcher.give_back(loaded.sample.keys)
+        if self._loading or len(self._waiting) < self.batch:
+            return None
+        load = self._next_load()
+        sample = self._batcher.now(load)
+        _release(load)
+        return self._counted(sample)
+
+    def _counted(self, sample: Sample) -> Sample:
+        self._taken += self.batch
+        return sample
+
+    def _load_ahead(self) -> None:
+        """Have threads put together what is complete."""
+        while self._batcher.room and len(self._waiting) >= self.batch:
+            self._batcher.start(self._next_load())
+
+    def _next_load(self) -> Load:
+        deliveries = [self._waiting.popleft()[1] for _ in range(self.batch)]
+        return load_of(deliveries, self._ring)
 
     def _drop_old(self) -> None:
         while self._young and self._young[0] < self._oldest:
@@ -155,7 +216,7 @@ class LagQueue(Plain):
                 self._waiting.append((version, delivery))
 
     def update(self, sample: Sample, priorities: np.ndarray | None, version: int) -> None:
-        pass
+        self._batcher.give_back(sample.keys)
 
     def lost(self, actor: int) -> int:
         while self._orders[actor]:
@@ -165,20 +226,14 @@ class LagQueue(Plain):
     def losses(self) -> Losses:
         return self._losses.taken()
 
+    def stats(self) -> dict[str, float]:
+        share = self._late / max(1, self._late + self._taken)
+        return {"late_share": share} | ({} if self._ring is None else self._ring.stats())
 
-def _live(delivery: Delivery) -> int:
-    return int(np.count_nonzero(delivery.arrays["live"]))
+    def close(self) -> None:
+        self._batcher.close()
 
 
-def _batch(deliveries: Sequence[Delivery]) -> Sample:
-    """Unrolls side by side, as torch tensors that own their memory; that of the unrolls is given back."""
-    parts = [tree.map_fields(as_unroll(delivery.arrays), tree.to_torch) for delivery in deliveries]
-    axis = {"version": 0, "lane": 0}
-    fields = {
-        name: tree.concat([getattr(part, name) for part in parts], axis.get(name, 1))
-        for name in Unroll.__dataclass_fields__
-    }
-    for delivery in deliveries:
+def _release(load: Load) -> None:
+    for delivery in load.deliveries:
         delivery.release()
-    batch = Unroll(**fields)
-    return Sample(batch, batch.version.numpy(), int(batch.live.sum()))

@@ -1,8 +1,9 @@
-"""Workers that learn by themselves and send gradients; one applier that takes them (Gorila, Nair et al. 2015).
+"""Workers that learn by themselves and send gradients; one applier that takes them (Gorila, Nair et al. 2015; A3C).
 
-Each worker has environments, a replay memory and a copy of the nets of its own; it acts, draws, and fills a slot of
-shared memory with a gradient. The applier owns the weights and the one optimiser state: it applies what comes, in the
-order of arrival, and publishes. A gradient that is too old, or whose loss is an outlier, is dropped and counted.
+Each worker has environments, a table (a replay memory, or its last unroll) and a copy of the nets of its own; it acts,
+and fills a slot of shared memory with a gradient. The applier owns the weights and the one optimiser state: it applies
+what comes, in the order of arrival, and publishes. A gradient that is too old, or whose loss is an outlier, is dropped
+and counted.
 
 With one worker that waits for its gradient to be applied this is `serial.py`, bit for bit.
 """
@@ -18,7 +19,7 @@ from rookery.core.types import EnvSpec
 from rookery.crews.process import ProcessCrew
 from rookery.processes.signals import Signals
 from rookery.roles.applier import Applier
-from rookery.tables.factory import check_room, share_of
+from rookery.tables.factory import check_workers
 from rookery.tables.gradients import GradientTable
 from rookery.topologies import loop
 from rookery.topologies.job import Job
@@ -39,11 +40,10 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
 def check(job: Job) -> None:
     """UsageError for what cannot be trained like this, or would not fit into memory."""
     config, plan = job.config, job.algorithm.plan()
-    memory = share_of(plan, config.actors)
-    if not job.algorithm.remote_gradients:
-        raise UsageError(f"recipe {config.recipe} cannot compute gradients elsewhere: its targets would not follow")
+    if why := job.algorithm.not_remote:
+        raise UsageError(f"recipe {config.recipe} cannot compute gradients in workers: {why}")
     if config.net.normalize_obs:
         raise UsageError("the applier sees no observations to normalise by; use --net.normalize-obs False")
-    check_room(memory, job.shapes(), job.spec, memories=config.actors, saved=False)
-    if job.resumed_at is not None:
+    check_workers(plan, job.shapes(), job.spec, config.actors)
+    if job.resumed_at is not None and plan.table.builds_items:
         job.journal.say("the workers' replay memories are not part of checkpoints: they are filled again from empty")

@@ -45,7 +45,7 @@ def prepare(job: Job, table: Table, shapes: Shapes, floats: int) -> Setup:
 def table_of(job: Job, shapes: Shapes, alone: bool) -> Table:
     """The table that the algorithm's plan asks for, as the checkpoint left it if the run is resumed."""
     config = job.config
-    table = make_table(job.algorithm.plan(), shapes, job.spec, config.actors, config.seed, alone)
+    table = make_table(job.algorithm.plan(), shapes, job.spec, config.actors, config.seed, alone, config.device)
     restore_table(job, table)
     return table
 

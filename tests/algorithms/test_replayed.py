@@ -26,4 +26,4 @@ def test_others_have_nothing_to_say():
 
 def test_whose_gradients_workers_may_compute():
     """DPG has target networks that would not follow the weights that a worker pulls; DQN's do."""
-    assert (PPO.remote_gradients, DQN.remote_gradients, DPG.remote_gradients) == (True, True, False)
+    assert (bool(PPO.not_remote), bool(DQN.not_remote), bool(DPG.not_remote)) == (True, False, True)

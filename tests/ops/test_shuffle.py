@@ -30,7 +30,14 @@ def test_one_rank_keeps_the_permutation():
     assert own is order and counts == [3, 3, 3, 3]
 
 
-@pytest.mark.parametrize(("count", "minibatches", "size"), [(12, 5, 1), (10, 5, 2)])
+def test_minibatches_that_cannot_be_equal_differ_by_one():
+    own, counts = own_pieces(torch.arange(12), 3, 5, 0, 1)
+    assert counts == [3, 3, 2, 2, 2] and len(own) == 12
+    parts = [own_pieces(torch.arange(12), 3, 5, rank, 2)[1] for rank in range(2)]
+    assert [sum(both) for both in zip(*parts)] == counts
+
+
+@pytest.mark.parametrize(("count", "minibatches", "size"), [(12, 13, 1), (10, 5, 2)])
 def test_parts_that_do_not_fit_are_refused(count, minibatches, size):
     with pytest.raises(AssertionError):
         own_pieces(torch.arange(count), 3, minibatches, 0, size)

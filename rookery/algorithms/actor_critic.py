@@ -1,0 +1,147 @@
+"""What actor-critic algorithms share: their networks, how they act, and the order in which they visit a batch.
+
+How each of them learns is in its own file: `ppo.py`, `a2c.py`, `impala.py`, `appo.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from rookery.algorithms.base import Algorithm
+from rookery.core import tree
+from rookery.core.config import NetConfig, QueueConfig
+from rookery.core.reduce import Reduce
+from rookery.core.types import ActOutput, EnvSpec, Explore, Mix, Queue, Tree
+from rookery.core.unroll import Unroll
+from rookery.nets import build
+from rookery.nets.core import resets
+from rookery.nets.modules import Nets
+from rookery.nets.normalize import RewardScaler
+from rookery.nets.quick import Quick, QuickPolicy
+from rookery.ops.schedule import linear
+from rookery.ops.shuffle import own_pieces
+
+
+def queue_plan(queue: QueueConfig) -> Queue | Mix:
+    """The table of an algorithm that learns from unrolls of older policies."""
+    plan = Queue(queue.lag, queue.batch, queue.loaders, queue.buffers)
+    return Mix(plan, queue.replayed, queue.ring) if queue.replayed else plan
+
+
+class ActorCritic(Algorithm):
+    """A policy and a value. `config` has the fields gamma, scale_reward, max_grad_norm, lr, lr_end, entropy(_end)."""
+
+    groups = {"all": ("body", "policy", "value_body", "value")}  # noqa: RUF012 - constant
+
+    def __init__(self, config: Any, net: NetConfig, spec: EnvSpec, lanes: int):
+        super().__init__(config, net, spec, lanes)
+        self.recurrent = net.core != "none"
+        self.shared = build.is_shared(spec, net)
+        self.published = ("normalizer", "body", "policy")
+        self.max_grad_norm = config.max_grad_norm
+        self._quick = Quick(QuickPolicy)  # small policies act through numpy
+        # A tensor, not a number: schedules change it, and a compiled loss would be compiled again for each number.
+        self.entropy = torch.tensor(config.entropy)
+        if config.scale_reward:
+            self.not_remote = "the applier sees no rewards to scale; use --algo.scale-reward False"
+
+    def nets(self) -> Nets:
+        nets = build.actor_critic(self.spec, self.net)
+        nets["reward_scaler"] = RewardScaler(self.lanes, self.config.gamma, self.config.scale_reward)
+        return nets
+
+    def initial_state(self, nets: Nets, lanes: int) -> Tree:
+        return nets["body"].initial(lanes)
+
+    def store_values(self) -> None:
+        """Have actors store values with their actions, if policy and value share features: nearly free there."""
+        if self.shared:
+            self.published = (*self.published, "value")
+
+    @property
+    def stored(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """The extra columns of an unroll."""
+        return {"value": ((), "float32")} if "value" in self.published else {}
+
+    # Acting
+
+    def act(self, nets: Nets, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
+        if quick := self._quick.of(nets):
+            action, logp = quick.act(obs, None if explore is None else explore.rng)
+            return ActOutput(action, logp, state)
+        features, state = nets["body"].step(nets["normalizer"].forward(obs), state)
+        head = nets["policy"]
+        action, logp = head.mode(head(features)) if explore is None else head.sample(head(features), explore.rng)
+        extras = {"value": nets["value"](features)} if "value" in self.published else {}
+        return ActOutput(action, logp, state, extras)
+
+    # Learning
+
+    def scaled_reward(self, nets: Nets, batch: Unroll, reduce: Reduce) -> torch.Tensor:
+        """Rewards as they are learnt from, [T, B]."""
+        ends = batch.terminated | batch.truncated
+        return nets["reward_scaler"](batch.reward, ends, batch.live, batch.lane, reduce, batch.replayed)
+
+    def policy_value(self, nets: Nets, batch: Unroll) -> tuple[Any, torch.Tensor]:
+        """Policy parameters of the T rows of whole unrolls, and values of T + 1."""
+        reset = resets(batch.live) if self.recurrent else None
+        return build.unroll_policy_value(nets, batch.obs, tree.map(lambda x: x[0], batch.state0), reset)
+
+    def policy_of(self, normalizer: Any, body: Any, policy: Any, batch: Unroll) -> Any:
+        """Parameters of another policy than the one that learns, for the T rows of whole unrolls."""
+        obs = normalizer(tree.map(lambda x: x[:-1], batch.obs))
+        reset = resets(batch.live)[:-1] if self.recurrent else None
+        return policy(body.sequence(obs, tree.map(lambda x: x[0], batch.state0), reset)[0])
+
+    def as_pieces(self, batch: Any) -> Any:
+        """What `minibatches` shuffles: steps [N, ...], or with recurrence sequences of `chunk` rows, [S, N, ...].
+
+        `batch` is a dataclass of tensors [T, B, ...] with the fields weight, state [C, B, ...] and reset (None).
+        Chunk c of lane b becomes sequence c·B + b, as in the stored states.
+        """
+        if not self.recurrent:
+            return tree.map_fields(batch, lambda x: x.flatten(0, 1))
+        rows = self.config.chunk
+
+        def cut(x: torch.Tensor) -> torch.Tensor:
+            return x.unflatten(0, (-1, rows)).transpose(0, 1).flatten(1, 2)
+
+        chunks = tree.map_fields(batch, cut, skip=("state", "reset"))
+        reset = resets(chunks.weight.bool())[:-1]
+        return tree.replace(chunks, state=tree.map(lambda x: x.flatten(0, 1), batch.state), reset=reset)
+
+    def pieces(
+        self, batch: Any, per_lane: int, minibatches: int, epochs: int, rng: torch.Generator, reduce: Reduce
+    ) -> Iterator[Any]:
+        """Shuffled minibatches, epoch by epoch. The last axis of `batch.logp` counts the pieces (steps or sequences).
+
+        The pieces of all ranks are permuted; of each minibatch a rank gets those of its lanes, or None.
+        """
+        axis = batch.logp.dim() - 1
+        for _ in range(epochs):
+            order = torch.randperm(batch.logp.shape[axis] * reduce.size, generator=rng)
+            order, sizes = own_pieces(order, per_lane, minibatches, reduce.rank, reduce.size)
+            order, start = order.to(batch.logp.device), 0
+            shuffled = tree.map_fields(batch, lambda x: x.index_select(axis, order), skip=("state",))  # noqa: B023
+            shuffled = tree.replace(shuffled, state=tree.map(lambda x: x.index_select(0, order), batch.state))  # noqa: B023
+            for size in sizes:
+                if size == 0:
+                    yield None
+                    continue
+                piece = tree.map_fields(shuffled, lambda x: x.narrow(axis, start, size), skip=("state",))  # noqa: B023
+                yield tree.replace(piece, state=tree.map(lambda x: x.narrow(0, start, size), shuffled.state))  # noqa: B023
+                start += size
+
+    def observe(self, nets: Nets, batch: Unroll, reduce: Reduce) -> None:
+        # After, not before: all epochs must see the statistics the actors saw, or the ratio does not start at 1.
+        live = batch.live if batch.replayed is None else batch.live & ~batch.replayed
+        nets["normalizer"].update(tree.map(lambda x: x[:-1], batch.obs), live, reduce)
+
+    def schedule(self, progress: float) -> dict[str, float]:
+        config = self.config
+        end = config.entropy if config.entropy_end is None else config.entropy_end
+        self.entropy.fill_(linear(config.entropy, end, progress))
+        return {"all": linear(config.lr, config.lr_end, progress)}

@@ -1,0 +1,40 @@
+"""Asynchronous PPO (Luo et al. 2019, "Accelerating Distributed Deep Reinforcement Learning"): IMPALA's data flow and
+PPO's objective, with replay and an auto-encoder to choose.
+"""
+
+from __future__ import annotations
+
+from rookery.algorithms.appo import APPOConfig
+from rookery.recipes.recipe import Preset, Recipe
+
+ASYNC = {"topology": "local", "actors": 2}
+PRESETS = (
+    Preset("pong", ("ALE/Pong-*", "PongNoFrameskip-v4"), ASYNC | {
+        "envs_per_actor": 16, "atari.size": 42, "net.torso": "nips", "net.features": 256, "env_steps": 2_000_000,
+        "algo.unroll": 32, "algo.epochs": 2, "algo.minibatches": 4, "algo.lr": 1e-3, "algo.lam": 0.95, "algo.clip": 0.2,
+    }, "our own: 42x42 frames and a small network"),
+    Preset("atari", ("ALE/*", "*NoFrameskip-v4"), ASYNC | {
+        "envs_per_actor": 8, "net.torso": "nips", "net.features": 256, "env_steps": 10_000_000,
+    }, "RLlib's APPO numbers"),
+    Preset("vector", (), ASYNC | {
+        "envs_per_actor": 8, "algo.unroll": 32, "algo.epochs": 4, "algo.minibatches": 4, "algo.lr": 1e-3,
+        "algo.lam": 0.95, "algo.clip": 0.2, "algo.entropy": 0.005, "net.normalize_obs": True, "algo.scale_reward": True,
+    }, "our own"),
+    Preset("continuous", (), ASYNC | {
+        "envs_per_actor": 8, "algo.unroll": 64, "algo.epochs": 4, "algo.minibatches": 8, "algo.lr": 1e-3,
+        "algo.lam": 0.95, "algo.clip": 0.2, "algo.entropy": 0.0, "net.normalize_obs": True, "algo.scale_reward": True,
+    }, "our own"),
+    Preset("pixels", (), ASYNC | {
+        "envs_per_actor": 8, "algo.unroll": 32, "algo.epochs": 2, "algo.minibatches": 4, "algo.lr": 5e-4,
+        "algo.lam": 0.95, "algo.clip": 0.2, "net.features": 256,
+    }, "our own"),
+)  # fmt: skip
+
+RECIPE = Recipe(
+    name="appo",
+    about="asynchronous PPO: actors run ahead, V-trace corrects, PPO's objective around a target policy",
+    algorithm="rookery.algorithms.appo:APPO",
+    config=APPOConfig,
+    presets=PRESETS,
+    generic={"vector": "vector", "continuous": "continuous", "pixels": "pixels"},
+)
