@@ -18,12 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 os.environ |= {
@@ -34,6 +35,7 @@ os.environ |= {
     "RAY_BACKEND_LOG_LEVEL": "fatal",
 }
 
+import psutil
 import ray
 import ray.tune.trainable.trainable
 import torch
@@ -171,8 +173,14 @@ def cluster() -> Iterator[None]:
             yield
         finally:
             signal.alarm(STOP_S)
-            ray.shutdown()
-            signal.alarm(0)
+            started = psutil.Process().children(recursive=True)
+            try:
+                ray.shutdown()  # does not wait for a runner that is amid a fragment
+            finally:
+                signal.alarm(0)
+                for process in psutil.wait_procs(started, timeout=STOP_S)[1]:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
 
 
 def _stop(number: int, frame: Any) -> None:
@@ -193,7 +201,9 @@ def main() -> None:
     with cluster():
         speed = measure(configure(args), args.env_steps)
     settings = {"ray": ray.__version__, "env_runners": args.env_runners, "envs_per_runner": args.envs}
-    settings |= {"learners": args.learners, "unroll": UNROLL, "batch": BATCH, "epochs": 1}
+    fragment = args.envs * UNROLL
+    batch = math.ceil(BATCH / fragment) * fragment  # RLlib trains on whole fragments
+    settings |= {"learners": args.learners, "unroll": UNROLL, "batch": batch, "epochs": 1}
     print(json.dumps(speed | {"settings": settings}))
 
 
