@@ -102,9 +102,10 @@ def categorical_kl(logits: Tensor, other: Tensor) -> Tensor:
 def gaussian_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
     """KL(p || q) of two diagonal Gaussians, [...]; all [..., A]. The same if both are squashed by one function."""
     assert mean.shape == other_mean.shape, (mean.shape, other_mean.shape)
-    spread = (2 * (log_std - other_log_std)).exp()
+    spread = 2 * (log_std - other_log_std)
     shift = ((mean - other_mean) * (-other_log_std).exp()).square()
-    return (0.5 * (spread + shift - 1) + other_log_std - log_std).sum(-1)
+    # expm1: a small change would be lost in exp(spread) - 1, and the divergence could be negative
+    return 0.5 * (spread.expm1() - spread + shift).sum(-1)
 
 
 def categorical_logp_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

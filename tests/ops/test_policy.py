@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch.autograd import gradcheck
-from torch.distributions import Categorical, Normal
+from torch.distributions import Categorical, Normal, kl_divergence
 
 from rookery.ops import policy
 
@@ -72,6 +72,126 @@ class TestDivergence:
     def test_clip_fraction_marks_ratios_outside_on_both_sides(self):
         ratio = torch.tensor([0.7, 0.9, 1.0, 1.1, 1.3])
         assert policy.clip_fraction(ratio.log(), torch.zeros(5), 0.2).tolist() == [1, 0, 0, 0, 1]
+
+
+class TestTruncatedLogp:
+    def test_im1(self):
+        """mu .2, target .05, pi .1: bounded at 2 the ratio is 1.0; without a bound it is pi / target = 2.0."""
+        mu, target, pi = (torch.tensor(p, dtype=F64).log() for p in (0.2, 0.05, 0.1))
+        ratio = lambda bound: (pi - policy.truncated_logp(target, mu, bound)).exp().item()  # noqa: E731
+        assert ratio(2.0) == pytest.approx(1.0) and ratio(math.inf) == ratio(4.5) == pytest.approx(2.0)
+
+    @pytest.mark.parametrize("bound", [0.5, 1.0, 2.0, 7.0])
+    def test_the_ratio_to_it_is_impacts(self, bound):
+        mu, target, pi = (randn(200, seed=seed, grad=False).mul(2).exp() for seed in (1, 2, 3))
+        ratio = pi / policy.truncated_logp(target.log(), mu.log(), bound).exp()
+        expected = torch.minimum(mu / target, torch.tensor(bound)) * pi / mu
+        torch.testing.assert_close(ratio, expected, rtol=1e-12, atol=0)
+        assert 0 < (mu / target > bound).sum() < 200, "some are truncated and some are not"
+
+    def test_shapes_do_not_broadcast(self):
+        with pytest.raises(AssertionError):
+            policy.truncated_logp(torch.zeros(3, 1), torch.zeros(3), 2.0)
+
+
+class TestCategoricalKL:
+    def test_is_the_sum_over_all_actions(self):
+        p, q = randn(5, 2, 4, grad=False) * 3, randn(5, 2, 4, seed=1, grad=False) * 3
+        found = policy.categorical_kl(p, q)
+        for row in range(5):
+            for column in range(2):
+                a, b = ([math.exp(x) for x in logits[row, column].tolist()] for logits in (p, q))
+                a, b = [x / sum(a) for x in a], [x / sum(b) for x in b]
+                expected = sum(x * math.log(x / y) for x, y in zip(a, b))
+                assert found[row, column].item() == pytest.approx(expected, rel=1e-10)
+        torch.testing.assert_close(found, kl_divergence(Categorical(logits=p), Categorical(logits=q)))
+
+    def test_is_zero_at_equality_and_never_negative(self):
+        p = randn(500, 6, grad=False)
+        assert not policy.categorical_kl(p, p).any()
+        for scale in (1e-6, 1e-3, 1.0, 30.0):
+            found = policy.categorical_kl(p, p + scale * randn(500, 6, seed=1, grad=False))
+            assert found.min() > -1e-15 and found.max() > 0
+        assert policy.categorical_kl(p, p + 5).abs().max() < 1e-14, "a constant changes no probability"
+
+    def test_gradcheck(self):
+        assert gradcheck(policy.categorical_kl, (randn(4, 5), randn(4, 5, seed=1)))
+
+    def test_what_both_forbid_counts_nothing(self):
+        p, q = leaf(0.3, -math.inf, 1.0, -2.0), leaf(-1.0, -math.inf, 0.5, 0.2)
+        kl = policy.categorical_kl(p, q)
+        a, b = (x.detach()[[0, 2, 3]].requires_grad_() for x in (p, q))
+        expected = policy.categorical_kl(a, b)
+        torch.testing.assert_close(kl, expected)
+        kl.backward()
+        expected.backward()
+        for mine, theirs in ((p, a), (q, b)):
+            assert mine.grad[1] == 0
+            torch.testing.assert_close(mine.grad[[0, 2, 3]], theirs.grad)
+
+    def test_what_only_p_forbids_costs_what_q_wastes_on_it(self):
+        p, q = leaf(0.3, -math.inf, 1.0), leaf(-1.0, 0.4, 0.5)
+        kl = policy.categorical_kl(p, q)
+        a, b = p.detach()[[0, 2]].softmax(-1), q.detach().softmax(-1)[[0, 2]]
+        torch.testing.assert_close(kl, (a * (a / b).log()).sum())
+        kl.backward()
+        assert p.grad.isfinite().all() and q.grad.isfinite().all()
+
+    def test_what_only_q_forbids_is_as_far_as_it_gets_and_not_a_nan(self):
+        p, q = torch.tensor([0.3, 0.0, 1.0], requires_grad=True), torch.tensor([0.1, -math.inf, 0.5])
+        kl = policy.categorical_kl(p, q)
+        assert kl > 1e30 and not kl.isnan()
+
+    def test_shapes_do_not_broadcast(self):
+        with pytest.raises(AssertionError):
+            policy.categorical_kl(torch.zeros(4, 3), torch.zeros(3))
+
+
+class TestGaussianKL:
+    def test_agrees_with_torch_distributions_in_every_direction(self):
+        args = [randn(5, 2, 3, seed=seed, grad=False) for seed in range(4)]
+        p, q = Normal(args[0], args[1].exp()), Normal(args[2], args[3].exp())
+        torch.testing.assert_close(policy.gaussian_kl(*args), kl_divergence(p, q).sum(-1))
+        torch.testing.assert_close(policy.gaussian_kl(*args[2:], *args[:2]), kl_divergence(q, p).sum(-1))
+
+    def test_is_the_integral_of_its_definition(self):
+        mean, log_std, other_mean, other_log_std = (torch.tensor([x], dtype=F64) for x in (0.4, -0.3, -0.2, 0.1))
+        x = torch.linspace(-12, 12, 40_001, dtype=F64)[:, None]
+        p = policy.gaussian_logp(mean.expand_as(x), log_std, x)
+        q = policy.gaussian_logp(other_mean.expand_as(x), other_log_std, x)
+        expected = torch.trapezoid(p.exp() * (p - q), x[:, 0])
+        torch.testing.assert_close(policy.gaussian_kl(mean, log_std, other_mean, other_log_std), expected)
+
+    def test_is_the_same_for_tanh_of_both(self):
+        """The change of variables cancels: by quadrature over the squashed action."""
+        mean, log_std, other_mean, other_log_std = (torch.tensor([x], dtype=F64) for x in (0.4, -0.8, -0.2, -0.5))
+        u = torch.linspace(-9, 9, 40_001, dtype=F64)[:, None]
+        p = policy.squashed_gaussian_logp(mean.expand_as(u), log_std, u)
+        q = policy.squashed_gaussian_logp(other_mean.expand_as(u), other_log_std, u)
+        expected = torch.trapezoid(p.exp() * (p - q), u[:, 0].tanh())
+        torch.testing.assert_close(
+            policy.gaussian_kl(mean, log_std, other_mean, other_log_std), expected, rtol=1e-5, atol=0
+        )
+
+    def test_is_zero_at_equality_and_never_negative(self):
+        mean, log_std = randn(500, 3, grad=False), randn(500, 3, seed=1, grad=False)
+        assert not policy.gaussian_kl(mean, log_std, mean, log_std).any()
+        for scale in (1e-6, 1e-3, 1.0):
+            moved = [x + scale * randn(500, 3, seed=seed, grad=False) for seed, x in ((2, mean), (3, log_std))]
+            found = policy.gaussian_kl(mean, log_std, *moved)
+            assert found.min() > -1e-15 and found.max() > 0
+
+    def test_keeps_its_precision_for_tiny_changes_of_the_deviation(self):
+        step = torch.tensor([1e-4], dtype=torch.float32)  # naively, exp(2 step) - 1 - 2 step is rounding noise
+        zero = torch.zeros(1)
+        assert policy.gaussian_kl(zero, step, zero, zero).item() == pytest.approx(1e-8, rel=0.1)
+
+    def test_gradcheck(self):
+        assert gradcheck(policy.gaussian_kl, tuple(randn(4, 3, seed=seed) for seed in range(4)))
+
+    def test_shapes_do_not_broadcast(self):
+        with pytest.raises(AssertionError):
+            policy.gaussian_kl(torch.zeros(4, 3), torch.zeros(4, 3), torch.zeros(3), torch.zeros(3))
 
 
 class TestCategorical:
