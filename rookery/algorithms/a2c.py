@@ -11,19 +11,17 @@ Not here: who collects the batch, and what happens to the gradient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from torch import nn
-
 from rookery.algorithms.actor_critic import ActorCritic
+from rookery.core import tree
+from rookery.core.config import AutoencoderConfig, AuxConfig, QueueConfig
 from rookery.core.ranges import Count, NotNegative, Positive, Share
 from rookery.core.reduce import Reduce
-from rookery.core.types import DataPlan, LossOutput, Queue
+from rookery.core.types import DataPlan, LossOutput
 from rookery.core.unroll import Unroll
 from rookery.nets.modules import Nets
-from rookery.nets.optimizer import Optimizer
-from rookery.nets.optimizers import make_optimizer
 from rookery.nets.work import multiply_adds
 from rookery.ops.policy import masked_mean
 from rookery.ops.returns import discounts, gae
@@ -45,20 +43,23 @@ class A2CConfig:
     entropy_end: NotNegative | None = None  # weight at the end of the run, reached linearly; none: constant
     max_grad_norm: Positive = 0.5  # clip of the gradient's norm
     scale_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    aux: AuxConfig = field(default_factory=AuxConfig)  # auxiliary tasks
+    autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)  # of the policy's observations
 
 
 class A2C(ActorCritic):
     Config = A2CConfig
 
     def plan(self) -> DataPlan:
-        return DataPlan(self.config.unroll, self.config.unroll, Queue(max_lag=0))
+        return DataPlan(self.config.unroll, self.config.unroll, self.queue_plan(QueueConfig(lag=0)))
 
     def prepare(self, nets: Nets, batch: Unroll, reduce: Reduce) -> Unroll:
         return replace(batch, reward=self.scaled_reward(nets, batch, reduce))
 
     def losses(self, nets: Nets, batch: Unroll) -> LossOutput:
         config = self.config
-        params, value = self.policy_value(nets, batch)
+        tasks, batch = batch, self.own(batch)
+        params, value, code = self.forward(nets, batch)
         logp, entropy = nets["policy"].logp_entropy(params, batch.action)
         discount, continues = discounts(batch.terminated, batch.truncated, config.gamma)
         advantage = gae(batch.reward, discount, continues, value.detach(), config.lam)
@@ -69,14 +70,14 @@ class A2C(ActorCritic):
         error = masked_mean(value_loss(value, target), batch.live)
         bonus = masked_mean(entropy, batch.live)
         loss = policy + config.value_coef * error - self.entropy * bonus
+        reconstruction, told = self.auxiliary.reconstruction(
+            nets, code, tree.map(lambda x: x[:-1], batch.obs), batch.live
+        )
+        side, more = self.auxiliary.losses(nets, tasks)
         explained = explained_variance(value.detach(), target, batch.live)
         metrics = {"policy_loss": policy, "value_loss": error, "entropy": bonus, "explained_variance": explained}
-        metrics = {name: x.detach() for name, x in metrics.items()}
-        return LossOutput({"all": loss}, metrics, weight=batch.live.sum())
-
-    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
-        c = self.config
-        return {name: make_optimizer(c.optimizer, p, c.lr, c.optimizer_eps, c.decay) for name, p in parameters.items()}
+        metrics = {name: x.detach() for name, x in metrics.items()} | told | more
+        return LossOutput({"all": loss + reconstruction + side}, metrics, weight=batch.live.sum())
 
     def work(self, nets: Nets) -> float:
         return multiply_adds(self.spec, self.config.unroll * self.lanes, nets.parameters())

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
+from rookery.algorithms import auxiliary
+from rookery.algorithms.auxiliary import Auxiliary, columns
 from rookery.algorithms.base import Algorithm
 from rookery.core import tree
 from rookery.core.config import NetConfig, QueueConfig
@@ -18,23 +21,26 @@ from rookery.core.types import ActOutput, EnvSpec, Explore, Mix, Queue, Tree
 from rookery.core.unroll import Unroll
 from rookery.nets import build
 from rookery.nets.core import resets
+from rookery.nets.flat import FlatParams
 from rookery.nets.modules import Nets
 from rookery.nets.normalize import RewardScaler
+from rookery.nets.optimizer import Optimizer
+from rookery.nets.optimizers import make_optimizer
 from rookery.nets.quick import Quick, QuickPolicy
 from rookery.ops.schedule import linear
 from rookery.ops.shuffle import own_pieces
 
-
-def queue_plan(queue: QueueConfig) -> Queue | Mix:
-    """The table of an algorithm that learns from unrolls of older policies."""
-    plan = Queue(queue.lag, queue.batch, queue.loaders, queue.buffers)
-    return Mix(plan, queue.replayed, queue.ring) if queue.replayed else plan
+OWN = ("state", "unrolls")  # fields of a batch that are not cut like the others
 
 
 class ActorCritic(Algorithm):
-    """A policy and a value. `config` has the fields gamma, scale_reward, max_grad_norm, lr, lr_end, entropy(_end)."""
+    """A policy and a value, and auxiliary losses.
 
-    groups = {"all": ("body", "policy", "value_body", "value")}  # noqa: RUF012 - constant
+    `config` has the fields gamma, scale_reward, max_grad_norm, lr, lr_end, entropy, entropy_end, aux and autoencoder.
+    """
+
+    corrects = False  # whether the policy may learn from what older ones did
+    groups = {"all": ("body", "policy", "value_body", "value", *auxiliary.NETS)}  # noqa: RUF012 - constant
 
     def __init__(self, config: Any, net: NetConfig, spec: EnvSpec, lanes: int):
         super().__init__(config, net, spec, lanes)
@@ -45,11 +51,19 @@ class ActorCritic(Algorithm):
         self._quick = Quick(QuickPolicy)  # small policies act through numpy
         # A tensor, not a number: schedules change it, and a compiled loss would be compiled again for each number.
         self.entropy = torch.tensor(config.entropy)
+        self.auxiliary = Auxiliary(config.aux, config.autoencoder, spec, config.gamma)
+        self._encoder = 0  # floats of the encoder: the first of the flat parameters
+        self._frozen = False
+        self._optimizers: dict[str, Optimizer] = {}
         if config.scale_reward:
             self.not_remote = "the applier sees no rewards to scale; use --algo.scale-reward False"
 
     def nets(self) -> Nets:
-        nets = build.actor_critic(self.spec, self.net)
+        autoencoder = self.config.autoencoder
+        nets = build.actor_critic(self.spec, self.net, autoencoder.latent if autoencoder.on else 0)
+        self.auxiliary.add_nets(nets)
+        encoder = [nets["body"].torso, nets["body"].latent]
+        self._encoder = FlatParams.room(module for module in encoder if module is not None)
         nets["reward_scaler"] = RewardScaler(self.lanes, self.config.gamma, self.config.scale_reward)
         return nets
 
@@ -80,12 +94,27 @@ class ActorCritic(Algorithm):
 
     # Learning
 
+    def queue_plan(self, queue: QueueConfig) -> Queue | Mix:
+        """A queue, with unrolls of earlier batches if the policy or auxiliary tasks are to learn from them."""
+        aux = self.config.aux
+        plan = Queue(queue.lag, queue.batch, queue.loaders, queue.buffers)
+        if queue.replayed:
+            return Mix(plan, queue.replayed, queue.ring)
+        return Mix(plan, aux.replayed, aux.ring) if self.auxiliary.tasks and aux.replayed else plan
+
+    def own(self, batch: Unroll) -> Unroll:
+        """What the policy's own loss is computed on: not on unrolls that were replayed for auxiliary tasks only."""
+        if batch.replayed is None or self.corrects:
+            return batch
+        return columns(batch, ~batch.replayed)
+
     def scaled_reward(self, nets: Nets, batch: Unroll, reduce: Reduce) -> torch.Tensor:
         """Rewards as they are learnt from, [T, B]."""
+        nets["body"].frozen = self._frozen
         ends = batch.terminated | batch.truncated
         return nets["reward_scaler"](batch.reward, ends, batch.live, batch.lane, reduce, batch.replayed)
 
-    def policy_value(self, nets: Nets, batch: Unroll) -> tuple[Any, torch.Tensor]:
+    def forward(self, nets: Nets, batch: Unroll) -> build.Forward:
         """Policy parameters of the T rows of whole unrolls, and values of T + 1."""
         reset = resets(batch.live) if self.recurrent else None
         return build.unroll_policy_value(nets, batch.obs, tree.map(lambda x: x[0], batch.state0), reset)
@@ -99,17 +128,17 @@ class ActorCritic(Algorithm):
     def as_pieces(self, batch: Any) -> Any:
         """What `minibatches` shuffles: steps [N, ...], or with recurrence sequences of `chunk` rows, [S, N, ...].
 
-        `batch` is a dataclass of tensors [T, B, ...] with the fields weight, state [C, B, ...] and reset (None).
+        `batch` is a dataclass of tensors [T, B, ...] with weight, state [C, B, ...], reset (None) and unrolls.
         Chunk c of lane b becomes sequence c·B + b, as in the stored states.
         """
         if not self.recurrent:
-            return tree.map_fields(batch, lambda x: x.flatten(0, 1))
+            return tree.map_fields(batch, lambda x: x.flatten(0, 1), skip=("unrolls",))
         rows = self.config.chunk
 
         def cut(x: torch.Tensor) -> torch.Tensor:
             return x.unflatten(0, (-1, rows)).transpose(0, 1).flatten(1, 2)
 
-        chunks = tree.map_fields(batch, cut, skip=("state", "reset"))
+        chunks = tree.map_fields(batch, cut, skip=("state", "reset", "unrolls"))
         reset = resets(chunks.weight.bool())[:-1]
         return tree.replace(chunks, state=tree.map(lambda x: x.flatten(0, 1), batch.state), reset=reset)
 
@@ -122,26 +151,46 @@ class ActorCritic(Algorithm):
         """
         axis = batch.logp.dim() - 1
         for _ in range(epochs):
+            unrolls = batch.unrolls  # for auxiliary tasks: with the first piece of each pass
             order = torch.randperm(batch.logp.shape[axis] * reduce.size, generator=rng)
             order, sizes = own_pieces(order, per_lane, minibatches, reduce.rank, reduce.size)
             order, start = order.to(batch.logp.device), 0
-            shuffled = tree.map_fields(batch, lambda x: x.index_select(axis, order), skip=("state",))  # noqa: B023
+            shuffled = tree.map_fields(batch, lambda x: x.index_select(axis, order), skip=OWN)  # noqa: B023
             shuffled = tree.replace(shuffled, state=tree.map(lambda x: x.index_select(0, order), batch.state))  # noqa: B023
             for size in sizes:
                 if size == 0:
                     yield None
                     continue
-                piece = tree.map_fields(shuffled, lambda x: x.narrow(axis, start, size), skip=("state",))  # noqa: B023
-                yield tree.replace(piece, state=tree.map(lambda x: x.narrow(0, start, size), shuffled.state))  # noqa: B023
-                start += size
+                piece = tree.map_fields(shuffled, lambda x: x.narrow(axis, start, size), skip=OWN)  # noqa: B023
+                state = tree.map(lambda x: x.narrow(0, start, size), shuffled.state)  # noqa: B023
+                yield tree.replace(piece, state=state, unrolls=unrolls)
+                start, unrolls = start + size, None
 
     def observe(self, nets: Nets, batch: Unroll, reduce: Reduce) -> None:
         # After, not before: all epochs must see the statistics the actors saw, or the ratio does not start at 1.
         live = batch.live if batch.replayed is None else batch.live & ~batch.replayed
         nets["normalizer"].update(tree.map(lambda x: x[:-1], batch.obs), live, reduce)
 
+    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
+        self._optimizers = {name: self.optimizer(parameter) for name, parameter in parameters.items()}
+        return self._optimizers
+
+    def optimizer(self, parameter: nn.Parameter) -> Optimizer:
+        c = self.config
+        return make_optimizer(c.optimizer, parameter, c.lr, c.optimizer_eps, c.decay)
+
     def schedule(self, progress: float) -> dict[str, float]:
         config = self.config
         end = config.entropy if config.entropy_end is None else config.entropy_end
         self.entropy.fill_(linear(config.entropy, end, progress))
+        if config.autoencoder.on and config.autoencoder.freeze < 1 and progress >= config.autoencoder.freeze:
+            self._freeze()
         return {"all": linear(config.lr, config.lr_end, progress)}
+
+    def _freeze(self) -> None:
+        """The encoder stays as it is from now on: no gradient, and no momentum left of earlier ones."""
+        self._frozen = True
+        for optimizer in self._optimizers.values():
+            for state in optimizer.state.values():
+                if "exp_avg" in state:
+                    state["exp_avg"][: self._encoder].zero_()

@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
-from rookery.algorithms.actor_critic import ActorCritic, queue_plan
+from rookery.algorithms.actor_critic import ActorCritic
 from rookery.algorithms.impala import check_clips
 from rookery.core import tree
-from rookery.core.config import NetConfig, QueueConfig
+from rookery.core.config import AutoencoderConfig, AuxConfig, NetConfig, QueueConfig
 from rookery.core.errors import UsageError
 from rookery.core.ranges import Count, NotNegative, Positive, Share, Whole
 from rookery.core.reduce import Reduce
@@ -32,8 +31,6 @@ from rookery.core.types import Circular, DataPlan, EnvSpec, LossOutput, Queue, T
 from rookery.core.unroll import Unroll
 from rookery.nets import build
 from rookery.nets.modules import Nets
-from rookery.nets.optimizer import Optimizer
-from rookery.nets.optimizers import make_optimizer
 from rookery.nets.target import KLCoefficient, copy_nets, target_of
 from rookery.nets.work import multiply_adds
 from rookery.ops import moments
@@ -81,6 +78,8 @@ class APPOConfig:
     max_grad_norm: Positive = 0.5  # clip of the gradient's norm
     normalize_advantage: bool = True  # zero mean, unit deviation over the batch
     scale_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    aux: AuxConfig = field(default_factory=AuxConfig)  # auxiliary tasks
+    autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)  # of the policy's observations
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,7 @@ class APPOBatch:
     state: Tree  # recurrent state before the first row, [N, ...]
     reset: torch.Tensor | None  # rows before which the state is zeroed; None without recurrence
     target: Tree  # parameters of the target policy, if a loss needs them
+    unrolls: Unroll | None = None  # for auxiliary tasks
 
 
 class APPO(ActorCritic):
@@ -105,11 +105,13 @@ class APPO(ActorCritic):
     def __init__(self, config: APPOConfig, net: NetConfig, spec: EnvSpec, lanes: int):
         super().__init__(config, net, spec, lanes)
         check_clips(config.rho_clip, config.c_clip)
+        self.corrects = config.queue.replayed > 0
         if self.recurrent and config.unroll % config.chunk:
             raise UsageError(f"algo.unroll {config.unroll} is not a multiple of algo.chunk {config.chunk}")
-        if config.circular.batches and config.queue.replayed:
+        if config.circular.batches and (config.queue.replayed or (self.auxiliary.tasks and config.aux.replayed)):
             raise UsageError(
-                "algo.circular and algo.queue.replayed are two ways to train on data again; set one of them to 0"
+                "algo.circular trains on whole batches again and replays no unrolls beside them; set "
+                "algo.circular.batches, or algo.queue.replayed and algo.aux.replayed, to 0"
             )
         if config.kl_target is not None and not config.kl:
             raise UsageError("algo.kl_target adapts the weight algo.kl, which is 0; start it at 1, for example")
@@ -128,7 +130,7 @@ class APPO(ActorCritic):
     def plan(self) -> DataPlan:
         config = self.config
         chunk = config.chunk if self.recurrent else config.unroll
-        table: Any = queue_plan(config.queue)
+        table: Any = self.queue_plan(config.queue)
         if config.circular.batches:
             assert isinstance(table, Queue)
             table = Circular(table, config.circular.batches, config.circular.uses)
@@ -139,9 +141,10 @@ class APPO(ActorCritic):
     @torch.no_grad()
     def prepare(self, nets: Nets, batch: Unroll, reduce: Reduce) -> APPOBatch:
         config = self.config
+        tasks, batch = batch, self.own(batch)
         reward, weight = self.scaled_reward(nets, batch, reduce), batch.live.to(torch.float32)
         discount, continues = discounts(batch.terminated, batch.truncated, config.gamma)
-        params, value = self.policy_value(nets, batch)
+        params, value, _ = self.forward(nets, batch)
         if self.slow_target:
             params = self._target_policy(nets, batch)
         target_logp, _ = nets["policy"].logp_entropy(params, batch.action)
@@ -168,7 +171,7 @@ class APPO(ActorCritic):
         prepared = APPOBatch(
             obs=tree.map(lambda x: x[:-1], batch.obs), action=batch.action, logp=logp, advantage=advantage,
             value_target=value_target, weight=weight, state=batch.state0, reset=None,
-            target=_as_tree(params) if config.kl else {},
+            target=_as_tree(params) if config.kl else {}, unrolls=tasks if self.auxiliary.tasks else None,
         )  # fmt: skip
         return self.as_pieces(prepared)
 
@@ -183,7 +186,7 @@ class APPO(ActorCritic):
 
     def losses(self, nets: Nets, batch: APPOBatch) -> LossOutput:
         config, head = self.config, nets["policy"]
-        params, value = build.policy_value_sequence(nets, batch.obs, batch.state, batch.reset)
+        params, value, code = build.policy_value_sequence(nets, batch.obs, batch.state, batch.reset)
         new_logp, entropy = head.logp_entropy(params, batch.action)
         clip = self.clip.to(value.device)
 
@@ -202,8 +205,10 @@ class APPO(ActorCritic):
             if not config.kl:
                 metrics["kl"] = masked_mean(kl_estimate(new_logp, batch.logp), batch.weight)
             metrics["clip_fraction"] = masked_mean(clip_fraction(new_logp, batch.logp, clip), batch.weight)
-        metrics = {name: x.detach() for name, x in metrics.items()}
-        return LossOutput({"all": loss}, metrics | self._facts, weight=live)
+        reconstruction, told = self.auxiliary.reconstruction(nets, code, batch.obs, batch.weight)
+        side, more = (0.0, {}) if batch.unrolls is None else self.auxiliary.losses(nets, batch.unrolls)
+        metrics = {name: x.detach() for name, x in metrics.items()} | self._facts | told | more
+        return LossOutput({"all": loss + reconstruction + side}, metrics, weight=live)
 
     def after_update(self, nets: Nets, version: int) -> None:
         if self.slow_target and version % self.config.target_period == 0:
@@ -213,10 +218,6 @@ class APPO(ActorCritic):
         super().observe(nets, batch, reduce)
         if self.config.kl_target is not None and self._kl is not None:
             nets["kl"].adapt(float(reduce.mean(*self._kl)), self.config.kl_target)
-
-    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
-        c = self.config
-        return {name: make_optimizer(c.optimizer, p, c.lr, c.optimizer_eps, c.decay) for name, p in parameters.items()}
 
     def work(self, nets: Nets) -> float:
         rows = self.config.unroll * self.lanes / self.config.minibatches

@@ -18,18 +18,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from torch import nn
 
-from rookery.algorithms.actor_critic import ActorCritic, queue_plan
-from rookery.core.config import NetConfig, QueueConfig
+from rookery.algorithms.actor_critic import ActorCritic
+from rookery.core import tree
+from rookery.core.config import AutoencoderConfig, AuxConfig, NetConfig, QueueConfig
 from rookery.core.errors import UsageError
 from rookery.core.ranges import Count, NotNegative, Positive, Share
 from rookery.core.reduce import Reduce
 from rookery.core.types import DataPlan, EnvSpec, LossOutput
 from rookery.core.unroll import Unroll
 from rookery.nets.modules import Nets
-from rookery.nets.optimizer import Optimizer
-from rookery.nets.optimizers import make_optimizer
 from rookery.nets.work import multiply_adds
 from rookery.ops.policy import kl_estimate, masked_mean
 from rookery.ops.returns import discounts, vtrace
@@ -56,6 +54,8 @@ class IMPALAConfig:
     entropy_end: NotNegative | None = None  # weight at the end of the run, reached linearly; none: constant
     max_grad_norm: Positive = 0.0625  # clip of the gradient's norm
     scale_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    aux: AuxConfig = field(default_factory=AuxConfig)  # auxiliary tasks
+    autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)  # of the policy's observations
 
 
 class IMPALA(ActorCritic):
@@ -64,16 +64,18 @@ class IMPALA(ActorCritic):
     def __init__(self, config: IMPALAConfig, net: NetConfig, spec: EnvSpec, lanes: int):
         super().__init__(config, net, spec, lanes)
         check_clips(config.rho_clip, config.c_clip)
+        self.corrects = config.queue.replayed > 0
 
     def plan(self) -> DataPlan:
-        return DataPlan(self.config.unroll, self.config.unroll, queue_plan(self.config.queue))
+        return DataPlan(self.config.unroll, self.config.unroll, self.queue_plan(self.config.queue))
 
     def prepare(self, nets: Nets, batch: Unroll, reduce: Reduce) -> Unroll:
         return replace(batch, reward=self.scaled_reward(nets, batch, reduce))
 
     def losses(self, nets: Nets, batch: Unroll) -> LossOutput:
         config = self.config
-        params, value = self.policy_value(nets, batch)
+        tasks, batch = batch, self.own(batch)
+        params, value, code = self.forward(nets, batch)
         logp, entropy = nets["policy"].logp_entropy(params, batch.action)
         log_rho = logp.detach() - batch.logp
         traced = vtrace(
@@ -87,6 +89,10 @@ class IMPALA(ActorCritic):
         error = masked_mean(value_loss(value, traced.vs), batch.live)
         bonus = masked_mean(entropy, batch.live)
         loss = policy + config.value_coef * error - self.entropy * bonus
+        reconstruction, told = self.auxiliary.reconstruction(
+            nets, code, tree.map(lambda x: x[:-1], batch.obs), batch.live
+        )
+        side, more = self.auxiliary.losses(nets, tasks)
         with torch.no_grad():
             metrics = {
                 "policy_loss": policy, "value_loss": error, "entropy": bonus,
@@ -95,12 +101,8 @@ class IMPALA(ActorCritic):
                 "rho_clipped": masked_mean((log_rho > math.log(config.rho_clip)).float(), batch.live),
                 "explained_variance": explained_variance(value, traced.vs, batch.live),
             }  # fmt: skip
-        metrics = {name: x.detach() for name, x in metrics.items()}
-        return LossOutput({"all": loss}, metrics, weight=batch.live.sum())
-
-    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
-        c = self.config
-        return {name: make_optimizer(c.optimizer, p, c.lr, c.optimizer_eps, c.decay) for name, p in parameters.items()}
+        metrics = {name: x.detach() for name, x in metrics.items()} | told | more
+        return LossOutput({"all": loss + reconstruction + side}, metrics, weight=batch.live.sum())
 
     def work(self, nets: Nets) -> float:
         return multiply_adds(self.spec, self.config.unroll * self.lanes, nets.parameters())

@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from rookery.algorithms.actor_critic import ActorCritic
 from rookery.core import tree
-from rookery.core.config import NetConfig
+from rookery.core.config import AutoencoderConfig, AuxConfig, NetConfig, QueueConfig
 from rookery.core.errors import UsageError
 from rookery.core.ranges import Count, NotNegative, Positive, Share
 from rookery.core.reduce import Reduce
-from rookery.core.types import DataPlan, EnvSpec, LossOutput, Queue, Tree
+from rookery.core.types import DataPlan, EnvSpec, LossOutput, Tree
 from rookery.core.unroll import Unroll
 from rookery.nets import build
 from rookery.nets.adam import FlatAdam
@@ -61,6 +61,8 @@ class PPOConfig:
     normalize_advantage: bool = True  # zero mean, unit deviation over the batch
     target_kl: Positive | None = None  # ends an update once the policy has moved this far
     scale_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    aux: AuxConfig = field(default_factory=AuxConfig)  # auxiliary tasks
+    autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)  # of the policy's observations
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class PPOBatch:
     weight: torch.Tensor  # 1 for live rows
     state: Tree  # recurrent state before the first row, [N, ...]
     reset: torch.Tensor | None  # rows before which the state is zeroed; None without recurrence
+    unrolls: Unroll | None = None  # for auxiliary tasks
 
 
 class PPO(ActorCritic):
@@ -100,13 +103,14 @@ class PPO(ActorCritic):
 
     def plan(self) -> DataPlan:
         chunk = self.config.chunk if self.recurrent else self.config.unroll
-        return DataPlan(self.config.unroll, chunk, Queue(max_lag=0), self.stored)
+        return DataPlan(self.config.unroll, chunk, self.queue_plan(QueueConfig(lag=0)), self.stored)
 
     # Learning
 
     @torch.no_grad()
     def prepare(self, nets: Nets, batch: Unroll, reduce: Reduce) -> PPOBatch:
         config = self.config
+        tasks, batch = batch, self.own(batch)
         reward = self.scaled_reward(nets, batch, reduce)
         value = self._values(nets, batch)  # [T+1, B]
         discount, continues = discounts(batch.terminated, batch.truncated, config.gamma)
@@ -121,13 +125,14 @@ class PPO(ActorCritic):
         prepared = PPOBatch(
             obs=tree.map(lambda x: x[:-1], batch.obs), action=batch.action, logp=batch.logp, advantage=advantage,
             target=target, value=value[:-1], weight=weight, state=batch.state0, reset=None,
+            unrolls=tasks if self.auxiliary.tasks else None,
         )  # fmt: skip
         return self.as_pieces(prepared)
 
     def _values(self, nets: Nets, batch: Unroll) -> torch.Tensor:
         """Values of all T+1 rows; those stored when acting are used where there are any."""
         if "value" not in batch.extras:
-            return build.policy_value_sequence(nets, batch.obs, {}, None, want_policy=False)[1]
+            return build.policy_value_sequence(nets, batch.obs, {}, None, want_policy=False).value
         if self.recurrent:  # the last chunk once more, for the state behind its last row
             rows = self.config.chunk
             tail = tree.map(lambda x: x[-1 - rows :], batch.obs)
@@ -135,7 +140,7 @@ class PPO(ActorCritic):
             reset = resets(batch.live[-rows:])
         else:
             tail, state, reset = tree.map(lambda x: x[-1:], batch.obs), {}, None
-        _, last = build.policy_value_sequence(nets, tail, state, reset, want_policy=False)
+        last = build.policy_value_sequence(nets, tail, state, reset, want_policy=False).value
         return torch.cat([batch.extras["value"], last[-1:]])
 
     def minibatches(self, batch: PPOBatch, rng: torch.Generator, reduce: Reduce) -> Iterator[PPOBatch | None]:
@@ -145,7 +150,7 @@ class PPO(ActorCritic):
 
     def losses(self, nets: Nets, batch: PPOBatch) -> LossOutput:
         config = self.config
-        params, value = build.policy_value_sequence(nets, batch.obs, batch.state, batch.reset)
+        params, value, code = build.policy_value_sequence(nets, batch.obs, batch.state, batch.reset)
         new_logp, entropy = nets["policy"].logp_entropy(params, batch.action)
         clip = self.clip.to(value.device)
 
@@ -167,10 +172,13 @@ class PPO(ActorCritic):
             clipped = mean(clip_fraction(new_logp, batch.logp, clip))
         metrics = {"policy_loss": policy, "value_loss": error, "entropy": bonus, "kl": kl, "clip_fraction": clipped,
                    "explained_variance": self._explained}  # fmt: skip
-        return LossOutput({"all": loss}, {name: x.detach() for name, x in metrics.items()}, stop=kl, weight=live)
+        reconstruction, told = self.auxiliary.reconstruction(nets, code, batch.obs, batch.weight)
+        side, more = (0.0, {}) if batch.unrolls is None else self.auxiliary.losses(nets, batch.unrolls)
+        metrics = {name: x.detach() for name, x in metrics.items()} | told | more
+        return LossOutput({"all": loss + reconstruction + side}, metrics, stop=kl, weight=live)
 
-    def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
-        return {name: FlatAdam(p, self.config.lr, self.config.adam_eps) for name, p in parameters.items()}
+    def optimizer(self, parameter: nn.Parameter) -> Optimizer:
+        return FlatAdam(parameter, self.config.lr, self.config.adam_eps)
 
     def work(self, nets: Nets) -> float:
         rows = self.config.unroll * self.lanes / self.config.minibatches

@@ -88,6 +88,30 @@ class QueueConfig:
 
 
 @dataclass(frozen=True)
+class AutoencoderConfig:
+    """An auto-encoder in the policy's network: the policy reads a small code, from which a decoder reconstructs."""
+
+    on: bool = False  # whether there is one
+    latent: Count = 64  # width of the code
+    weight: NotNegative = 1.0  # of the reconstruction loss
+    stop: Literal["none", "policy", "reconstruction"] = "none"  # whose gradient does not reach the encoder
+    freeze: Share = 1.0  # share of the run after which the encoder is not trained any more
+
+
+@dataclass(frozen=True)
+class AuxConfig:
+    """Auxiliary tasks of UNREAL (Jaderberg et al. 2017), learnt beside the policy; a weight of 0 leaves one out."""
+
+    pixel_control: NotNegative = 0.0  # weight: values of changing each part of the image
+    reward_prediction: NotNegative = 0.0  # weight: the sign of the next reward, from three observations
+    value_replay: NotNegative = 0.0  # weight: the value loss once more, on replayed unrolls
+    cell: Count = 4  # pixels per side of the parts that pixel control looks at
+    gamma: Share = 0.9  # discount of pixel control
+    replayed: NotNegative = 1.0  # replayed unrolls for each new one; the tasks are learnt from these. 0: from new ones
+    ring: Count = 100  # unrolls that are kept for that, by each worker
+
+
+@dataclass(frozen=True)
 class SupervisorConfig:
     """How long to wait, and how often to try again."""
 

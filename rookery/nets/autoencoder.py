@@ -16,7 +16,7 @@ from torch import nn
 
 from rookery.core.types import EnvSpec, Leaf
 from rookery.nets.auxiliary import CHANNELS, as_map, deconvolution, transposed
-from rookery.nets.cnn import _layout
+from rookery.nets.cnn import layout
 from rookery.nets.heads import VALUE_GAIN
 from rookery.nets.init import HIDDEN_GAIN, linear
 from rookery.nets.modules import Modules
@@ -116,7 +116,7 @@ class ImageDecoder(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], latent: int):
         super().__init__()
-        self.channels, height, width, self.last = _layout(Leaf(shape, "uint8", "image"))
+        self.channels, height, width, self.last = layout(Leaf(shape, "uint8", "image"))
         self.axes, self.image = len(shape), (height, width)
         self.patch = 4 if min(self.image) >= LARGE else 2
         self.grid = (math.ceil(height / self.patch), math.ceil(width / self.patch))

@@ -1,4 +1,6 @@
-"""From observations to features: a torso, and a recurrent core if there is one. All algorithms use this one module.
+"""From observations to features: a torso, the code of an auto-encoder and a recurrent core if there are, in this order.
+
+All algorithms use this one module.
 
 `step` is for acting, one row; `sequence` is for learning, [T, B, ...]. Both compute the same numbers. Observations come
 in normalised: the bodies of an algorithm (policy and value, online and target) share one normalizer, which runs once
@@ -16,22 +18,27 @@ from rookery.core import tree
 from rookery.core.config import NetConfig
 from rookery.core.errors import UsageError
 from rookery.core.types import EnvSpec, Tree
+from rookery.nets.autoencoder import Latent
 from rookery.nets.core import Core
 
 
 class Body(nn.Module):
     """`features` is the width of the output. Without a core the state is {} and stays so, and resets are not read."""
 
-    def __init__(self, spec: EnvSpec, net: NetConfig, torso: Any):
-        """`torso`: see `make_torso`."""
+    def __init__(self, spec: EnvSpec, net: NetConfig, torso: Any, latent: int = 0):
+        """`torso`: see `make_torso`. `latent`: width of a code between torso and core; 0: none."""
         super().__init__()
         self.torso = torso
+        self.latent = Latent(torso.features, latent) if latent else None
+        self.code: int = latent or torso.features  # width of what `encode` returns
         self.core: Core | None = None
-        self.features: int = torso.features
+        self.features: int = self.code
         if net.core != "none":
-            self.core = Core(net.core, torso.features, net.core_size, net.core_layers)
+            self.core = Core(net.core, self.code, net.core_size, net.core_layers)
             self.features = net.core_size
-        self._parts = (torso, self.core)  # what a step needs, without its lookups
+        self.cut = False  # no gradient passes from behind the code to the encoder
+        self.frozen = False  # the encoder has no gradient at all
+        self._parts = (torso, self.latent, self.core)  # what a step needs, without its lookups
         self._key, leaf = next(iter(spec.obs.items()))
         self._axes = len(leaf.shape)
 
@@ -41,8 +48,8 @@ class Body(nn.Module):
 
     def step(self, obs: Tree, state: Tree) -> tuple[torch.Tensor, Tree]:
         """obs [B, ...] and the state before them: features [B, F] and the next state."""
-        torso, core = self._parts
-        features = torso(obs)
+        torso, latent, core = self._parts
+        features = torso(obs) if latent is None else latent(torso(obs))
         return (features, state) if core is None else core.step(features, state)
 
     def sequence(self, obs: Tree, state: Tree, reset: torch.Tensor | None) -> tuple[torch.Tensor, Tree]:
@@ -50,8 +57,23 @@ class Body(nn.Module):
 
         `reset` [T, B] says before which rows the state is zeroed. Without a core any leading axes will do.
         """
+        return self.behind(self.encode(obs), state, reset)
+
+    def encode(self, obs: Tree) -> torch.Tensor:
+        """What the torso (and the latent layer) make of obs [T, B, ...]: [T, B, code]; any leading axes will do."""
         lead = self._lead(obs)
-        return self._recurrent(_split(self.torso(_joined(obs, lead)), lead), state, reset)
+        if self.frozen:
+            with torch.no_grad():
+                return self._encode(obs, lead)
+        return self._encode(obs, lead)
+
+    def _encode(self, obs: Tree, lead: torch.Size) -> torch.Tensor:
+        x = self.torso(_joined(obs, lead))
+        return _split(x if self.latent is None else self.latent(x), lead)
+
+    def behind(self, code: torch.Tensor, state: Tree, reset: torch.Tensor | None) -> tuple[torch.Tensor, Tree]:
+        """Features [T, B, F] of encoded observations, and the state behind the last row."""
+        return self._recurrent(code.detach() if self.cut else code, state, reset)
 
     def sequence_and_maps(
         self, obs: Tree, state: Tree, reset: torch.Tensor | None

@@ -6,7 +6,7 @@ so that the published part of a flat vector is its beginning.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,14 +20,22 @@ from rookery.nets.normalize import ObsNormalizer
 from rookery.nets.torso import make_torso
 
 
-def actor_critic(spec: EnvSpec, net: NetConfig) -> Nets:
-    """The entry "value_body" is absent where policy and value share features."""
+class Forward(NamedTuple):
+    """Of rows [..., ...]: leading axes as the observations have them."""
+
+    params: Any  # of the policy; None if it was not wanted
+    value: torch.Tensor
+    code: torch.Tensor | None  # what the policy's encoder made of the observations; None if it did not run
+
+
+def actor_critic(spec: EnvSpec, net: NetConfig, latent: int = 0) -> Nets:
+    """The entry "value_body" is absent where policy and value share features. `latent`: see `Body`; of the policy's."""
     nets = Nets({"normalizer": ObsNormalizer(spec, net.normalize_obs)})
-    nets["body"] = Body(spec, net, make_torso(spec, net))
+    nets["body"] = Body(spec, net, make_torso(spec, net), latent)
     nets["policy"] = policy_head(spec.action, nets["body"].features, net)
     if not is_shared(spec, net):
         nets["value_body"] = Body(spec, net, make_torso(spec, net))
-    nets["value"] = ValueHead(nets["body"].features)
+    nets["value"] = ValueHead((nets["value_body"] if "value_body" in nets else nets["body"]).features)
     return nets
 
 
@@ -36,29 +44,32 @@ def is_shared(spec: EnvSpec, net: NetConfig) -> bool:
     return net.shared or net.core != "none" or any(leaf.kind == "image" for leaf in spec.obs.values())
 
 
-def unroll_policy_value(nets: Nets, obs: Tree, state: Tree, reset: torch.Tensor | None) -> tuple[Any, torch.Tensor]:
-    """Of whole unrolls, obs [T+1, B, ...]: policy parameters of T rows and values of T+1, [T+1, B], in one pass."""
+def unroll_policy_value(nets: Nets, obs: Tree, state: Tree, reset: torch.Tensor | None) -> Forward:
+    """Of whole unrolls, obs [T+1, B, ...]: policy parameters and codes of T rows, values of T+1, in one pass."""
     obs = nets["normalizer"](obs)
     if "value_body" in nets:
-        features, _ = nets["body"].sequence(tree.map(lambda x: x[:-1], obs), state, None)
-        return nets["policy"](features), nets["value"](nets["value_body"].sequence(obs, {}, None)[0])
-    features, _ = nets["body"].sequence(obs, state, reset)
-    return nets["policy"](features[:-1]), nets["value"](features)
+        code = nets["body"].encode(tree.map(lambda x: x[:-1], obs))
+        params = nets["policy"](nets["body"].behind(code, state, None)[0])
+        return Forward(params, nets["value"](nets["value_body"].sequence(obs, {}, None)[0]), code)
+    code = nets["body"].encode(obs)
+    features, _ = nets["body"].behind(code, state, reset)
+    return Forward(nets["policy"](features[:-1]), nets["value"](features), code[:-1])
 
 
 def policy_value_sequence(
     nets: Nets, obs: Tree, state: Tree, reset: torch.Tensor | None, want_policy: bool = True
-) -> tuple[Any, torch.Tensor]:
-    """Policy parameters and values of obs [T, B, ...], see `Body.sequence`; without a core any leading axes, [N] too.
+) -> Forward:
+    """Of obs [T, B, ...], see `Body.sequence`; without a core any leading axes, [N] too.
 
-    If the policy is not wanted, its parameters are None and the networks that only it needs do not run.
+    If the policy is not wanted, the networks that only it needs do not run.
     """
     obs = nets["normalizer"](obs)
-    split, features, params = "value_body" in nets, None, None
+    split, features, params, code = "value_body" in nets, None, None, None
     if want_policy or not split:
-        features, _ = nets["body"].sequence(obs, state, reset)
+        code = nets["body"].encode(obs)
+        features, _ = nets["body"].behind(code, state, reset)
     if want_policy:
         params = nets["policy"](features)
     if split:
         features, _ = nets["value_body"].sequence(obs, {}, None)
-    return params, nets["value"](features)
+    return Forward(params, nets["value"](features), code)

@@ -32,7 +32,7 @@ MIN_PIXELS = {"nature": 36, "nips": 20, "compact": 10}  # per side: with fewer, 
 
 def cnn(leaf: Leaf, net: NetConfig) -> Encoder:
     """The encoder of an image leaf: [N, *leaf.shape] -> [N, features]."""
-    channels, height, width, last = _layout(leaf)
+    channels, height, width, last = layout(leaf)
     kind = net.torso
     if kind == "auto":
         kind = "nature" if min(height, width) >= MIN_PIXELS["nature"] else "tiny"
@@ -174,7 +174,7 @@ def _pair(size: Any) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 
-def _layout(leaf: Leaf) -> tuple[int, int, int, bool]:
+def layout(leaf: Leaf) -> tuple[int, int, int, bool]:
     """Channels, height, width, and whether channels come last: the smaller of first and last axis is the channels."""
     if len(leaf.shape) == 2:
         return 1, *leaf.shape, False

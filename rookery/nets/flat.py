@@ -48,6 +48,11 @@ class FlatParams:
         self.parameter = nn.Parameter(self.data)
         self.parameter.grad = self.grad
 
+    @staticmethod
+    def room(modules: Iterable[nn.Module]) -> int:
+        """Floats that the parameters of these modules take."""
+        return sum(math.ceil(p.numel() / ALIGN) * ALIGN for module in modules for p in module.parameters())
+
     def zero_grad(self) -> None:
         self.grad.zero_()
 

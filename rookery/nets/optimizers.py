@@ -19,10 +19,13 @@ def make_optimizer(
     decay: float = 0.99,
     momentum: float = 0.0,
     centered: bool = False,
+    start: float = 1.0,
 ) -> FlatOptimizer:
-    """`decay`, `momentum` and `centered` are rmsprop's, which is TensorFlow's."""
+    """`decay`, `momentum`, `centered` and `start` (of the mean square) are rmsprop's, which is TensorFlow's."""
     if name == "adam":
         return FlatAdam(parameter, lr, eps)
     if name == "adagrad":
         return FlatAdaGrad(parameter, lr, eps)
-    return FlatRMSProp(parameter, lr, decay, eps, momentum, centered)
+    if name == "rmsprop":
+        return FlatRMSProp(parameter, lr, decay, eps, momentum, centered, start)
+    raise ValueError(f"there is no optimiser {name!r}; use 'adam', 'rmsprop' or 'adagrad'")

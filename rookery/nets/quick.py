@@ -61,6 +61,7 @@ class QuickBody:
             and len(torso.vector.pairs) > 0
             and torso.vector.pairs[0][0].is_cpu
             and nets["body"].core is None
+            and nets["body"].latent is None
         )
 
     @property

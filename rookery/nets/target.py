@@ -20,9 +20,12 @@ def target_of(nets: Nets, names: Iterable[str]) -> Nets:
 
 @torch.no_grad()
 def copy_nets(nets: Nets, target: Nets) -> None:
+    """Parameters and buffers: a torso of a user may have statistics of its own."""
     for name, module in target.items():
-        for to, now in zip(module.parameters(), nets[name].parameters()):
-            to.copy_(now)
+        online = nets[name]
+        for to, now in ((module.parameters(), online.parameters()), (module.buffers(), online.buffers())):
+            for place, value in zip(to, now):
+                place.copy_(value)
 
 
 class KLCoefficient(nn.Module):

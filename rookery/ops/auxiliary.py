@@ -90,23 +90,17 @@ def reward_prediction_loss(logits: Tensor, reward: Tensor) -> Tensor:
     return -categorical_logp(logits, reward_class(reward))
 
 
-def skewed_rows(reward: Tensor, usable: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Row and lane of `count` draws with replacement: each is of a rewarding row with probability 1/2.
+def balanced_weight(reward: Tensor, usable: Tensor) -> Tensor:
+    """Weights of rows [T, B], sum 1: rewarding rows and the others weigh one half together, and alike among themselves.
 
-    reward [T, B], usable [T, B] bool: which rows may be drawn. Rows of one kind are equally likely. If there are no
-    usable rows of one kind, all draws are of the other; if there are none at all, the result has length 0.
+    What the paper draws (rewarding and not, with probability 1/2 each) is weighed here: the expected gradient is the
+    same, and nothing is random. If one kind is missing, the other has all the weight; without usable rows all is 0.
     """
     assert reward.shape == usable.shape and usable.dtype == torch.bool, (reward.shape, usable.shape, usable.dtype)
-    assert reward.ndim == 2, reward.shape
-    zero, rewarding = ((usable & kind).flatten().nonzero().squeeze(1) for kind in (reward == 0, reward != 0))
-    both = torch.cat([zero, rewarding])
-    if not len(both):
-        return both, both
-    coin, place = torch.rand(2, count, generator=generator, device=reward.device, dtype=torch.float64)
-    share = 0.5 if len(zero) and len(rewarding) else float(len(rewarding) > 0)
-    index = torch.where(coin < share, len(zero) + (place * len(rewarding)).long(), (place * len(zero)).long())
-    drawn = both[index]
-    return drawn // reward.shape[1], drawn % reward.shape[1]
+    kinds = torch.stack([usable & (reward == 0), usable & (reward != 0)]).float()
+    counts = kinds.flatten(1).sum(1)
+    share = (counts > 0).float() / counts.clamp(min=1) / (counts > 0).sum().clamp(min=1)
+    return (kinds * share.view(-1, *[1] * reward.ndim)).sum(0)
 
 
 # Reconstruction

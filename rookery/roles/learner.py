@@ -196,8 +196,9 @@ class Learner:
         """Averages over the minibatches, as numbers, with one transfer."""
         most: dict[str, torch.Tensor] = max(metrics, key=len, default={})
         names = list(most)
-        # With several ranks there may be minibatches without a row of this one: of those it knows only the norms.
-        mean, unknown = (torch.nanmean if self._exchange else torch.mean), torch.tensor(math.nan, device=self.device)
+        # Some metrics are of some minibatches only: with several ranks there may be some without a row of this one.
+        some = any(len(each) < len(names) for each in metrics)
+        mean, unknown = (torch.nanmean if some else torch.mean), torch.tensor(math.nan, device=self.device)
         rows = [torch.stack([m.get(name, unknown) for name in names]) for m in metrics]
         means = mean(torch.stack(rows), 0).tolist() if rows else []
         lr = next(iter(self.optimizers.values())).param_groups[0]["lr"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +34,8 @@ class Load(NamedTuple):
     steps: int  # environment steps in the new ones
 
 
-class Loaded(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Loaded:
     load: Load
     sample: Sample
 
@@ -45,7 +47,8 @@ class Batcher:
         self._idle: deque[Arrays] = deque({} for _ in range(buffers))  # by path; made when their size is known
         self._to = None if device == "cpu" else _ToDevice(device)
         self._inbox: queue.SimpleQueue[tuple[Load, Arrays]] = queue.SimpleQueue()
-        self.under_way: list[Load] = []  # given to threads, and not taken yet
+        self.under_way: deque[Load] = deque()  # given to threads, and not taken yet
+        self._made_ahead: list[Loaded] = []  # of these, what is made; several threads finish in any order
         self._buffers = buffers
         self._threads = threads
         self._loader: Loader[Loaded] | None = None  # started with the first batch
@@ -68,14 +71,20 @@ class Batcher:
 
     @property
     def ready(self) -> bool:
-        return self._loader is not None and len(self._loader) > 0
+        return self._first() is not None
 
     def take(self) -> Loaded | None:
-        """A batch that threads have made, or None."""
-        loaded = None if self._loader is None else self._loader.get(0.0)
+        """The batch that was started first, or None if it is not made yet."""
+        loaded = self._first()
         if loaded is not None:
-            self.under_way.remove(loaded.load)
+            self._made_ahead.remove(loaded)
+            self.under_way.popleft()
         return loaded
+
+    def _first(self) -> Loaded | None:
+        while self._loader is not None and (made := self._loader.get(0.0)) is not None:
+            self._made_ahead.append(made)
+        return next((made for made in self._made_ahead if made.load is self.under_way[0]), None)
 
     def give_back(self, memory: Arrays) -> None:
         """A batch was trained on: its memory may be filled again."""

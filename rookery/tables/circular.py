@@ -75,13 +75,13 @@ class CircularTable(Plain):
         if not self._kept:
             return None
         drawn = self._rng.choice(self._kept)
-        sample = drawn.sample
-        return Sample(sample.batch, sample.versions, 0 if drawn.uses else sample.fresh, drawn)
+        fresh = 0 if drawn.uses else drawn.sample.fresh
+        drawn.uses += 1  # now, not after the update: its steps do not wait here any more
+        return drawn.sample._replace(fresh=fresh, keys=drawn)
 
     def update(self, sample: Sample, priorities: np.ndarray | None, version: int) -> None:
         kept: Kept = sample.keys
-        kept.uses += 1
-        if kept.uses == self.uses:
+        if kept.uses >= self.uses:
             self._leave(kept)
 
     def _leave(self, kept: Kept) -> None:

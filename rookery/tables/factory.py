@@ -88,37 +88,46 @@ def check_workers(plan: DataPlan, shapes: Shapes, spec: EnvSpec, workers: int) -
     if isinstance(table, Replay):
         check_room(table, shapes, spec, memories=workers, saved=False)
     elif isinstance(table, Mix):
-        check_ring(replace(table, ring=table.ring * workers), shapes, workers)
+        check_ring(table, shapes, actors=1, workers=workers)
 
 
 def bytes_of(shapes: Shapes) -> int:
     return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values())
 
 
-def check_ring(plan: Mix, shapes: Shapes, actors: int) -> None:
-    """Refuse a ring that cannot give what a batch asks for, or that would not fit into memory."""
-    batch = plan.queue.batch or actors
-    need = math.ceil(plan.proportion * batch)
-    if need > plan.ring or plan.ring < plan.shards:
+def check_ring(plan: Mix, shapes: Shapes, actors: int, workers: int = 1) -> None:
+    """Refuse a ring that cannot give what a batch asks for, or rings of workers that would not fit into memory."""
+    batch, shards = plan.queue.batch or actors, min(plan.shards, actors)  # the shards that are filled
+    need, have = math.ceil(plan.proportion * batch), plan.ring // plan.shards * shards
+    if have < max(need, 1):
+        enough = plan.shards * max(1, -(-need // shards))
         raise UsageError(
-            f"{plan.proportion:g} replayed unrolls for each of {batch} new ones need a ring of {need} unrolls, and it "
-            f"has {plan.ring}; use a larger ring (algo.queue.ring {max(need, plan.shards)}) or replay less"
+            f"{plan.proportion:g} replayed unrolls for each of {batch} new ones need a ring of {enough} unrolls, and "
+            f"it has {plan.ring}; use a larger ring (algo.queue.ring {enough}) or replay less (algo.queue.replayed)"
         )
-    _check_bytes(plan.ring, bytes_of(shapes), "a ring of", "algo.queue.ring")
+    fits, trouble = _fitting(workers * plan.ring, shapes, workers)
+    if trouble:
+        advice = f"use algo.queue.ring {fits // workers} or less" if fits >= workers else "free some"
+        raise UsageError(f"a ring of {workers * plan.ring:,} unrolls {trouble}; {advice}")
 
 
 def check_batches(plan: Circular, shapes: Shapes, actors: int) -> None:
-    unrolls = (plan.batches + plan.queue.buffers) * (plan.queue.batch or actors)
-    _check_bytes(unrolls, bytes_of(shapes), "batches of", "algo.circular")
+    """Refuse a circular buffer that would not fit into memory."""
+    batch, more = plan.queue.batch or actors, plan.queue.buffers  # those that are being filled
+    fits, trouble = _fitting((plan.batches + more) * batch, shapes)
+    if trouble:
+        most = fits // batch - more
+        advice = f"use algo.circular.batches {most} or less" if most > 0 else "free some"
+        raise UsageError(f"a circular buffer of {plan.batches:,} batches of {batch} unrolls {trouble}; {advice}")
 
 
-def _check_bytes(unrolls: int, size: int, what: str, field: str) -> None:
-    have, source = Machine().memory()
-    if unrolls * size > SPARE * have:
-        raise UsageError(
-            f"{what} {unrolls:,} unrolls needs {amount(unrolls * size)}, and there are {amount(have)} ({source}); "
-            f"use a smaller {field} (at most {int(SPARE * have / size):,} unrolls fit)"
-        )
+def _fitting(unrolls: int, shapes: Shapes, processes: int = 1) -> tuple[int, str]:
+    """How many unrolls fit into memory; and what is wrong if that is not enough."""
+    size, (have, source) = bytes_of(shapes), Machine().memory(processes=processes)
+    fits = int(SPARE * have / size)
+    if unrolls <= fits:
+        return fits, ""
+    return fits, f"needs {amount(unrolls * size)}, and there are {amount(have)} ({source})"
 
 
 def check_room(

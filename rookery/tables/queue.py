@@ -15,7 +15,7 @@ from collections import deque
 import numpy as np
 
 from rookery.core.types import Delivery, Sample
-from rookery.tables.batch import Batcher, Load, live_steps, load_of
+from rookery.tables.batch import Batcher, Load, Loaded, live_steps, load_of
 from rookery.tables.rounds import Rounds
 from rookery.tables.table import POLL, Losses, Plain
 from rookery.tables.unroll_ring import UnrollRing
@@ -65,11 +65,9 @@ class RoundQueue(Plain):
     def next(self, version: int, progress: float) -> Sample | None:
         if not self._round.complete:
             return None
-        if self._ring is not None:
-            self._ring.at(version)
         load = load_of(self._round.take(), self._ring)
         sample = self._batcher.now(load)
-        _release(load)
+        _hand_over(load, self._ring, version)
         return sample
 
     def update(self, sample: Sample, priorities: np.ndarray | None, version: int) -> None:
@@ -154,7 +152,6 @@ class LagQueue(Plain):
         self._waiting.append((int(delivery.arrays["version"][0]), delivery))
         if self._waiting[-1][0] < self._oldest:
             self._drop(self._waiting.pop()[1])
-        self._load_ahead()
 
     def _void(self, version: int) -> None:
         """An order is done with. Which of those with the same version it was makes no difference."""
@@ -174,43 +171,52 @@ class LagQueue(Plain):
     def next(self, version: int, progress: float) -> Sample | None:
         if version != self._version:
             self._version = version
-            self._drop_old()
-        if self._ring is not None:
-            self._ring.at(version)
-        self._load_ahead()
-        while (loaded := self._batcher.take()) is not None:
-            _release(loaded.load)
-            if loaded.sample.versions.min() >= self._oldest:
-                return self._counted(loaded.sample)
-            self._losses.drop(loaded.load.steps, "too_old")
-            self._late += self.batch
-            self._batcher.give_back(loaded.sample.keys)
+            while self._young and self._young[0] < self._oldest:
+                self._young.popleft()
+            self._drop_older(self._oldest)
+        loaded = self._loaded()
+        self._load_ahead(version + (loaded is not None))
+        if loaded is not None:
+            return self._handed_over(loaded.load, loaded.sample)
         if self._loading or len(self._waiting) < self.batch:
             return None
         load = self._next_load()
-        sample = self._batcher.now(load)
-        _release(load)
-        return self._counted(sample)
+        return self._handed_over(load, self._batcher.now(load))
 
-    def _counted(self, sample: Sample) -> Sample:
+    def _loaded(self) -> Loaded | None:
+        """The batch whose turn it is, if threads have made it; one that took too long is dropped as a whole."""
+        while (loaded := self._batcher.take()) is not None:
+            if loaded.sample.versions.min() >= self._oldest:
+                return loaded
+            self._batcher.give_back(loaded.sample.keys)
+            for delivery in loaded.load.deliveries:
+                self._drop(delivery)
+        return None
+
+    def _handed_over(self, load: Load, sample: Sample) -> Sample:
+        _hand_over(load, self._ring, self._version)
         self._taken += self.batch
         return sample
 
-    def _load_ahead(self) -> None:
-        """Have threads put together what is complete."""
+    def _load_ahead(self, version: int) -> None:
+        """Have threads put together what is complete. `version`: of the weights when the next batch is trained on.
+
+        Each batch under way puts the turn of those behind it off by a version: what will be too old by then is dropped
+        now, or the rest of its batch would have to be dropped with it.
+        """
         while self._batcher.room and len(self._waiting) >= self.batch:
-            self._batcher.start(self._next_load())
+            self._drop_older(version + len(self._batcher.under_way) - self.max_lag)
+            if len(self._waiting) >= self.batch:
+                self._batcher.start(self._next_load())
 
     def _next_load(self) -> Load:
         deliveries = [self._waiting.popleft()[1] for _ in range(self.batch)]
         return load_of(deliveries, self._ring)
 
-    def _drop_old(self) -> None:
-        while self._young and self._young[0] < self._oldest:
-            self._young.popleft()
+    def _drop_older(self, oldest: int) -> None:
         waiting, self._waiting = self._waiting, deque()
         for version, delivery in waiting:
-            if version < self._oldest:
+            if version < oldest:
                 self._drop(delivery)
             else:
                 self._waiting.append((version, delivery))
@@ -234,6 +240,9 @@ class LagQueue(Plain):
         self._batcher.close()
 
 
-def _release(load: Load) -> None:
+def _hand_over(load: Load, ring: UnrollRing | None, version: int) -> None:
+    """A batch was copied and is trained on now, by weights of this version."""
     for delivery in load.deliveries:
         delivery.release()
+    if ring is not None:
+        ring.trained(load.replayed, version)

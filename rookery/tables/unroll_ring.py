@@ -23,7 +23,7 @@ class UnrollRing:
         self._shards: list[deque[Arrays]] = [deque(maxlen=slots // shards) for _ in range(shards)]
         self._owed = 0.0  # replayed unrolls that are due
         self._rng = random.Random(seed)
-        self._version, self._lags = 0, np.zeros(0, np.int64)  # of the last draw
+        self._lags = np.zeros(0, np.int64)  # of the replayed unrolls in the last batch
 
     def __len__(self) -> int:
         return sum(len(shard) for shard in self._shards)
@@ -37,8 +37,6 @@ class UnrollRing:
         for delivery in deliveries:
             copy = {path: array.copy() for path, array in delivery.arrays.items()}
             self._shards[delivery.actor % len(self._shards)].append(copy)
-        versions = [int(arrays["version"][0]) for arrays in drawn]
-        self._lags = self._version - np.array(versions, np.int64)
         return drawn
 
     def _draw(self, count: int) -> list[Arrays]:
@@ -46,12 +44,12 @@ class UnrollRing:
         kept = [arrays for shard in self._shards for arrays in shard]
         return self._rng.sample(kept, min(count, len(kept)))
 
-    def at(self, version: int) -> None:
-        """The learner's weights have this version now."""
-        self._version = version
+    def trained(self, replayed: Sequence[Arrays], version: int) -> None:
+        """A batch with these unrolls is trained on now, by weights of this version."""
+        self._lags = np.array([version - int(arrays["version"][0]) for arrays in replayed], np.int64)
 
     def stats(self) -> dict[str, float]:
-        """How full the ring is, and how old the unrolls of the last draw were, in updates."""
+        """How full the ring is, and how old the replayed unrolls of the last batch were, in updates."""
         lags = self._lags if len(self._lags) else np.zeros(1, np.int64)
         return {
             "ring": float(len(self)), "replayed": float(len(self._lags)),

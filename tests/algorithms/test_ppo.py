@@ -273,6 +273,6 @@ def ratio(rig, batch: Unroll) -> torch.Tensor:
     """pi / pi_old of every live row of a batch, by the training path."""
     prepared, nets = rig.prepared(batch), rig.learner.nets
     with torch.no_grad():
-        params, _ = nets_build.policy_value_sequence(nets, prepared.obs, prepared.state, prepared.reset)
+        params, *_ = nets_build.policy_value_sequence(nets, prepared.obs, prepared.state, prepared.reset)
         new_logp, _ = nets["policy"].logp_entropy(params, prepared.action)
     return (new_logp.double() - prepared.logp.double()).exp()[prepared.weight > 0]

@@ -67,7 +67,7 @@ def test_acting_and_learning_compute_the_same(spec, core, normalize):  # P27
     reset = torch.zeros(T, B, dtype=torch.bool)
     reset[2, 1] = reset[4, 0] = reset[0, 2] = True
     state0 = {key: torch.randn_like(x) for key, x in nets["body"].initial(B).items()}
-    params, value = policy_value_sequence(nets, obs, state0, reset)
+    params, value, _ = policy_value_sequence(nets, obs, state0, reset)
     assert value.shape == (T, B)
     head, state = nets["policy"], state0
     for t in range(T):
@@ -82,8 +82,8 @@ def test_acting_and_learning_compute_the_same(spec, core, normalize):  # P27
 @SPECS
 def test_flat_batches_equal_time_major_ones(spec):
     nets, obs = make(spec), random_obs(spec, 4, 3)
-    params, value = policy_value_sequence(nets, obs, {}, None)
-    flat_params, flat_value = policy_value_sequence(nets, {k: x.flatten(0, 1) for k, x in obs.items()}, {}, None)
+    params, value, _ = policy_value_sequence(nets, obs, {}, None)
+    flat_params, flat_value, _ = policy_value_sequence(nets, {k: x.flatten(0, 1) for k, x in obs.items()}, {}, None)
     torch.testing.assert_close(value.flatten(), flat_value)
     first = lambda p: p if torch.is_tensor(p) else p[0]  # noqa: E731
     torch.testing.assert_close(first(params).flatten(0, 1), first(flat_params))
@@ -94,14 +94,14 @@ def test_what_is_not_wanted_does_not_run():
     ran = []
     for name, module in nets.named_modules():
         module.register_forward_hook(lambda *_, name=name: ran.append(name))
-    params, value = policy_value_sequence(nets, obs, {}, None, want_policy=False)
+    params, value, _ = policy_value_sequence(nets, obs, {}, None, want_policy=False)
     assert params is None and value.shape == (4, 3)
     assert {"value_body.torso", "value"} <= set(ran) and not {"body.torso", "policy"} & set(ran)
 
 
 def test_separate_torsos_do_not_touch_each_other():
     nets, obs = make(VECTOR), random_obs(VECTOR, 5)
-    _, value = policy_value_sequence(nets, obs, {}, None)
+    _, value, _ = policy_value_sequence(nets, obs, {}, None)
     value.sum().backward()
     assert all(p.grad is None for name in ("body", "policy") for p in nets[name].parameters())
     assert all(p.grad is not None for name in ("value_body", "value") for p in nets[name].parameters())
@@ -110,7 +110,7 @@ def test_separate_torsos_do_not_touch_each_other():
 def test_the_first_policy_is_nearly_uniform():  # P31
     for spec in (VECTOR, IMAGE):
         nets = make(spec)
-        params, _ = policy_value_sequence(nets, random_obs(spec, 64), {}, None)
+        params, *_ = policy_value_sequence(nets, random_obs(spec, 64), {}, None)
         _, entropy = nets["policy"].logp_entropy(params, torch.zeros(64, dtype=torch.long))
         assert entropy.min() >= 0.99 * math.log(3)
 

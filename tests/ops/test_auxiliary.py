@@ -1,4 +1,4 @@
-"""Auxiliary tasks: pixel changes and their Q targets against plain loops, losses by hand, skewed draws by frequency."""
+"""Auxiliary tasks: pixel changes and their Q targets against plain loops, losses and weights by hand."""
 
 import itertools
 import math
@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from rookery.ops.auxiliary import (
+    balanced_weight,
     pixel_change,
     pixel_control_loss,
     pixel_control_target,
     reconstruction_loss,
     reward_class,
     reward_prediction_loss,
-    skewed_rows,
 )
 from rookery.ops.returns import discounts
 
@@ -271,51 +271,27 @@ def rewarding(T, B, *places):
     return reward
 
 
-def test_half_of_the_draws_are_rewarding_however_few_such_rows_there_are():
-    """The pitfall is a draw from all rows alike: 2 of 60 rows would be rewarding and nearly never seen."""
-    reward, usable = rewarding(20, 3, (5, 1), (17, 2)), torch.ones(20, 3, dtype=torch.bool)
-    usable[:2] = False
-    draws = 20_000
-    row, lane = skewed_rows(reward, usable, draws, seeded())
-    assert row.shape == lane.shape == (draws,) and row.dtype == lane.dtype == torch.int64
-    counts = torch.zeros(20, 3).index_put_((row, lane), torch.ones(draws), accumulate=True)
-    assert not counts[~usable].any()
-    expected = torch.where(reward != 0, draws / 2 / 2, draws / 2 / 52)
-    chi2 = ((counts - expected).square() / expected)[usable].sum()  # 53 degrees of freedom: mean 53, deviation 10.3
-    assert chi2 < 53 + 4 * 10.3
-    assert abs((reward[row, lane] != 0).double().mean() - 0.5) < 4 * 0.5 / math.sqrt(draws)
+def test_rewarding_rows_weigh_one_half_however_few_there_are():
+    reward = torch.tensor([[0.0, 2.0], [0.0, 0.0], [-1.0, 0.0], [0.0, 5.0]])
+    usable = torch.tensor([[True, True], [True, True], [True, True], [True, False]])
+    expected = torch.tensor([[0.1, 0.25], [0.1, 0.1], [0.25, 0.1], [0.1, 0.0]])
+    torch.testing.assert_close(balanced_weight(reward, usable), expected)
 
 
-@pytest.mark.parametrize("kind", ["all zero", "all rewarding"])
-def test_if_a_kind_is_missing_all_draws_are_of_the_other(kind):
-    reward = torch.full((4, 2), float(kind == "all rewarding"))
-    usable = torch.tensor([[False, False], [True, False], [True, True], [False, False]])
-    reward[0, 0] = 1 - reward[0, 0]  # the other kind, but not usable
-    row, lane = skewed_rows(reward, usable, 3000, seeded())
-    counts = torch.zeros(4, 2).index_put_((row, lane), torch.ones(3000), accumulate=True)
-    assert not counts[~usable].any() and (counts[usable] - 1000).abs().max() < 4 * math.sqrt(3000 * 2 / 9)
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_if_a_kind_is_missing_the_other_has_all_the_weight(value):
+    weight = balanced_weight(torch.full((2, 2), value), torch.tensor([[True, True], [True, False]]))
+    torch.testing.assert_close(weight, torch.tensor([[1 / 3, 1 / 3], [1 / 3, 0.0]]))
 
 
-def test_nothing_usable_or_nothing_wanted_gives_nothing():
-    reward = torch.ones(3, 2)
-    for usable, count in ((torch.zeros(3, 2, dtype=torch.bool), 5), (torch.ones(3, 2, dtype=torch.bool), 0)):
-        row, lane = skewed_rows(reward, usable, count, seeded())
-        assert row.shape == lane.shape == (0,) and row.dtype == lane.dtype == torch.int64
+def test_without_usable_rows_nothing_weighs():
+    assert not balanced_weight(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)).any()
 
 
-def test_draws_repeat_with_the_seed_and_go_on_with_the_generator():
-    reward, usable = rewarding(30, 4, (3, 3), (9, 0)), torch.ones(30, 4, dtype=torch.bool)
-    generator = seeded(5)
-    first, second = (torch.stack(skewed_rows(reward, usable, 50, generator)) for _ in range(2))
-    assert torch.equal(first, torch.stack(skewed_rows(reward, usable, 50, seeded(5))))
-    assert not torch.equal(first, second)
-
-
-def test_usable_is_a_mask_of_the_same_shape():
-    with pytest.raises(AssertionError):
-        skewed_rows(torch.zeros(3, 2), torch.ones(3, 1, dtype=torch.bool), 4, seeded())
-    with pytest.raises(AssertionError):
-        skewed_rows(torch.zeros(3, 2), torch.ones(3, 2), 4, seeded())
+def test_weights_need_a_mask_of_the_same_shape():
+    for usable in (torch.ones(3, 1, dtype=torch.bool), torch.ones(3, 2)):
+        with pytest.raises(AssertionError):
+            balanced_weight(torch.zeros(3, 2), usable)
 
 
 # Reconstruction

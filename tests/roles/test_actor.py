@@ -139,7 +139,7 @@ def replayed(rig, out) -> torch.Tensor:
         state = tree.map(lambda x: torch.from_numpy(x[c].copy()), out.state0)  # noqa: B023
         live = torch.from_numpy(out.live[rows].copy())
         reset = torch.cat([torch.zeros(1, B, dtype=torch.bool), ~live[:-1]])
-        params, _ = nets_build.policy_value_sequence(nets, obs, state, reset)
+        params, *_ = nets_build.policy_value_sequence(nets, obs, state, reset)
         logp.append(nets["policy"].logp_entropy(params, torch.from_numpy(out.action[rows].copy()))[0])
     return torch.cat(logp).detach()
 
