@@ -133,6 +133,66 @@ def test_squashed_entropy_is_the_mean_of_minus_logp(mean, log_std):
     assert entropy.item() == pytest.approx(-logp.mean().item(), abs=0.03)
 
 
+def two(head, rows: int = 7):
+    """Parameters of two policies."""
+    return head(torch.randn(rows, 8) * 2), head(torch.randn(rows, 8) * 2)
+
+
+@EVERY
+def test_the_divergence_is_zero_at_equality_positive_elsewhere_and_has_a_direction(action, net):
+    head = make(action, net, 3.0)
+    p, q = two(head)
+    there, back = head.kl(p, q), head.kl(q, p)
+    assert there.shape == (7,) and (there > 0).all() and (back > 0).all()
+    assert not torch.allclose(there, back) or net in (GAUSS, SQUASH)  # equal deviations: the same both ways
+    assert not head.kl(p, p).any()
+
+
+@EVERY
+def test_the_divergence_is_the_mean_of_the_log_ratio_of_sampled_actions(action, net):
+    """KL(p, q) = E_p[log p - log q], by the head's own samples and densities: what it is made of must not matter."""
+    head = make(action, net, 2.0)
+    p, q = (head(features.expand(40_000, 8)) for features in torch.randn(2, 8) * 2)
+    taken, logp = head.sample(p, torch.Generator().manual_seed(0))
+    ratio = logp - head.logp_entropy(q, taken)[0]
+    assert head.kl(p, q)[0].item() == pytest.approx(ratio.mean().item(), abs=5 * ratio.std().item() / 200)
+
+
+@EVERY
+def test_the_gradient_of_the_divergence_pulls_the_second_policy_towards_the_first(action, net):
+    head = make(action, net, 2.0)
+    features = torch.randn(6, 8)
+    p = head(torch.randn(6, 8))
+    p = tuple(x.detach() for x in p) if isinstance(p, tuple) else p.detach()
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.01)
+    before = head.kl(p, head(features)).mean()
+    before.backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in head.parameters())
+    optimizer.step()
+    assert head.kl(p, head(features)).mean() < before
+
+
+@pytest.mark.parametrize("choices", [(3, 4, 2), (2, 7), (3, 3), (5,)])
+def test_the_divergence_of_multi_is_the_sum_over_its_branches(choices):
+    """Branches of unequal width are padded with impossible choices, which count nothing."""
+    head = make(ActionSpec("multi", choices=choices), NetConfig(), 3.0)
+    a, b = torch.randn(9, 8), torch.randn(9, 8)
+    branches = [
+        D.kl_divergence(D.Categorical(logits=p), D.Categorical(logits=q))
+        for p, q in zip(head.linear(a).split(choices, -1), head.linear(b).split(choices, -1))
+    ]
+    torch.testing.assert_close(head.kl(head(a), head(b)), sum(branches))
+
+
+@pytest.mark.parametrize("state_std", [False, True])
+def test_the_divergence_of_gaussians_is_torchs_squashed_or_not(state_std):
+    plain, squashed = (make(BOX, NetConfig(log_std=-0.5, state_std=state_std, squash=s), 3.0) for s in (False, True))
+    p, q = two(plain)
+    reference = D.kl_divergence(*(D.Independent(D.Normal(mean, log_std.exp()), 1) for mean, log_std in (p, q)))
+    torch.testing.assert_close(plain.kl(p, q), reference)
+    assert torch.equal(squashed.kl(p, q), plain.kl(p, q))
+
+
 def test_sample_frequencies_follow_the_logits():
     head = make(DISCRETE, NetConfig())
     logits = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5]).expand(40_000, 5)

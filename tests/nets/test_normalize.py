@@ -179,3 +179,70 @@ def test_constant_rewards_stay_finite(value):
     flags = torch.zeros(5, 2, dtype=torch.bool)
     out = scaler(torch.full((5, 2), value), flags, ~flags, torch.arange(2))
     assert out.isfinite().all() and out.abs().max() <= 10
+
+
+# A lane several times in one batch, and unrolls that were counted before
+
+
+def flags(*unrolls):
+    """Unrolls (reward, ends, live) side by side, as columns of one batch."""
+    return tuple(torch.cat(parts, 1) for parts in zip(*unrolls))
+
+
+def one_after_the_other(unrolls, lanes, gamma=0.9):
+    """What feeding single unrolls gives: the scaler, behind the last one."""
+    scaler = RewardScaler(4, gamma, True)
+    for each, lane in zip(unrolls, lanes):
+        scaler(*each, torch.tensor([lane]))
+    return scaler
+
+
+@pytest.mark.parametrize("lanes", [(2, 2), (1, 3, 1, 1, 3), (0, 1, 2, 3, 3, 2, 1, 0), (2,)])
+def test_a_lane_several_times_in_a_batch_is_continued_in_the_order_of_its_unrolls(lanes):
+    """Actors that run ahead have several unrolls in one batch."""
+    unrolls = [unroll(7, 1, seed) for seed in range(len(lanes))]
+    assert any(not ends[-1] for _, ends, _ in unrolls), "episodes go on from one unroll to the next"
+    expected = one_after_the_other(unrolls, lanes)
+    scaler = RewardScaler(4, 0.9, True)
+    reward, ends, live = flags(*unrolls)
+    ours = scaler(reward, ends, live, torch.tensor(lanes))
+    torch.testing.assert_close(scaler.returns, expected.returns)
+    assert scaler.running.count == expected.running.count == int(live.sum())
+    torch.testing.assert_close(scaler.running.mean, expected.running.mean)
+    torch.testing.assert_close(scaler.running.m2, expected.running.m2)
+    deviation = (expected.running.m2 / expected.running.count + 1e-8).sqrt()
+    torch.testing.assert_close(ours, (reward / deviation).float().clamp(-10, 10))
+
+
+def test_the_order_of_the_unrolls_of_a_lane_matters():
+    """Or the test above would compare two ways of ignoring it."""
+    unrolls = [unroll(7, 1, seed) for seed in (0, 3)]
+    returns = [one_after_the_other(order, (2, 2)).returns[2].item() for order in (unrolls, unrolls[::-1])]
+    assert returns[0] != pytest.approx(returns[1])
+
+
+@pytest.mark.parametrize(
+    ("lanes", "replayed"),
+    [
+        ((1, 1), (False, True)),
+        ((1, 1), (True, False)),
+        ((1, 2, 1, 1), (False, True, True, False)),
+        ((3,), (True,)),
+    ],
+)
+def test_what_is_replayed_is_scaled_and_not_counted_again(lanes, replayed):
+    """Neither in the moments nor in the running return of its lane, wherever it stands in the batch."""
+    unrolls = [unroll(7, 1, seed) for seed in range(len(lanes))]
+    before = unroll(9, 4, 20)
+    scaler, expected = RewardScaler(4, 0.9, True), RewardScaler(4, 0.9, True)
+    for each in (scaler, expected):
+        each(*before, torch.arange(4))
+    for each, lane, old in zip(unrolls, lanes, replayed):
+        if not old:
+            expected(*each, torch.tensor([lane]))
+    reward, ends, live = flags(*unrolls)
+    ours = scaler(reward, ends, live, torch.tensor(lanes), replayed=torch.tensor(replayed))
+    for mine, theirs in zip(scaler.buffers(), expected.buffers()):
+        torch.testing.assert_close(mine, theirs)
+    deviation = (expected.running.m2 / expected.running.count + 1e-8).sqrt()
+    torch.testing.assert_close(ours, (reward / deviation).float().clamp(-10, 10))
