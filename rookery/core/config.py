@@ -70,7 +70,7 @@ class ReplayConfig:
     remove_alpha: float = -0.4  # exponent of the priorities for remover "inverse"
     remove_every: Count = 100  # updates between two removals of what exceeds a soft capacity
     prefetch: Count = 4  # batches drawn ahead of the learner, where actors and learner run asynchronously
-    loaders: Count = 1  # threads that draw them
+    loaders: Whole = 1  # threads that draw them; 0: the learner draws its batches itself
     compress: bool = False  # keep frames compressed: less memory, slower draws
     save: bool = True  # the memory is part of checkpoints
 

@@ -32,6 +32,11 @@ FAINT, STRONG, GOOD, WARN, BAD = "grey58", "bold", "green", "yellow", "bold red"
 WIDEST = 92  # columns; a wider panel is harder to read
 LEFT = 42  # columns of the numbers beside the curve
 LEAST_CURVE = 20  # columns; on a narrower terminal the curve is left out
+TABLE = {
+    "uses_per_batch": "uses/batch",
+    "ring": "ring",
+    "replayed_lag_mean": "replayed lag",
+}  # of queues
 
 
 def plain_line(snapshot: Snapshot) -> str:
@@ -129,11 +134,15 @@ def _facts(snapshot: Snapshot, width: int) -> list[Text]:
     ]
     if get("lag_mean") is not None or get("lag_max") is not None:
         cells.append(("lag", f"{_number(get('lag_mean'))} (max {_number(get('lag_max'))})", ""))
-    if memory := get("replay"):
-        cells.append(("memory", _count(memory.get("size")), ""))
-        cells.append(("draws/item", _number(memory.get("sample_insert_ratio")), ""))
+    table = get("replay") or {}
+    if "size" in table:
+        cells.append(("memory", _count(table["size"]), ""))
+        cells.append(("draws/item", _number(table.get("sample_insert_ratio")), ""))
     elif get("queue_depth") is not None:
         cells.append(("queue", _count(get("queue_depth")), ""))
+    cells += [(label, _number(table[name]), "") for name, label in TABLE.items() if name in table]
+    if "actors_idle" in table:
+        cells.append(("idle", f"learner {table['learner_idle']:.0%}, actors {table['actors_idle']:.0%}", ""))
     if get("restarts") is not None:
         cells.append(("restarts", _count(get("restarts")), WARN if get("restarts") else ""))
     lines = _grid(cells, width)

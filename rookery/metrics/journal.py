@@ -63,13 +63,14 @@ class Journal:
         self.history: list[tuple[int, float]] = []
         self.losses: dict[str, float] = {}
         self.queue_depth = 0
-        self.replay: dict[str, float] = {}  # statistics of the replay memory, if there is one
+        self.replay: dict[str, float] = {}  # statistics of the table: a replay memory, or a queue with lag
         self.paced_by_env = False  # progress counts steps taken, not steps trained on
         self.waiting: Callable[[], int] | None = None  # counts the steps that wait in the table; asked once per record
         self.pending: dict[int, int] = {}  # by actor: steps that it holds back until an item is whole
         self._round: dict[int, tuple[ActorReport, int]] = {}  # by actor: unrolls of the present round
         self.collect_s = 0.0  # wall time of collecting
         self.idle_s = 0.0  # wall time that the learner had nothing to train on
+        self.busy_s = 0.0  # time that the mean actor acted, beside the learner
         self._unexplained = 0.0  # wall time of collecting that no report has explained yet
         self._cores = Machine().cores()
         self.begun = False
@@ -162,6 +163,8 @@ class Journal:
         if not overlaps:
             parts["other"] = report.total_s - report.env_s - report.inference_s
             self._unexplained -= report.total_s / parallel
+        else:
+            self.busy_s += report.total_s / parallel
         for stage, seconds in parts.items():
             self.split.add(stage, seconds / parallel)
 

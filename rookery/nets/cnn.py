@@ -1,7 +1,7 @@
 """Convolutional encoders of images, from the smallest images to the deepest network.
 
 - `tiny`: for images of a few pixels, such as 10x10 MinAtar and 7x7 grid worlds. It halves the resolution only once.
-- `compact`: the two layers of `nips` for frames of half the size, 42x42, as RLlib has them.
+- `compact`: two layers for frames of half the usual size, 42x42: half as expensive as RLlib's for that size.
 - `nips`: the shallow network of A3C, UNREAL and IMPALA (first in Mnih et al. 2013, at a NIPS workshop).
 - `nature`: DQN, Mnih et al. 2015.
 - `impala`: the deep residual network of IMPALA, Espeholt et al. 2018.
@@ -138,7 +138,7 @@ def _nips(channels: int) -> nn.Module:
 
 
 def _compact(channels: int) -> nn.Module:
-    return Convolutions(channels, [(16, 4, 2, 0), (32, 4, 2, 0)])
+    return Convolutions(channels, [(16, 6, 3, 0), (32, 4, 2, 0)])
 
 
 def _nature(channels: int) -> nn.Module:

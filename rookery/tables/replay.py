@@ -2,8 +2,8 @@
 
 `ReplayTable`: actors and learner take turns. One unroll of every actor comes in, in the order of the actors; then as
 many updates follow as the ratio of draws to insertions asks for (without a ratio: one). It repeats bit for bit.
-`FreeReplayTable`: actors run ahead, and threads draw batches ahead of the learner. A batch is picked under the lock
-and copied outside of it; items that were overwritten meanwhile are replaced by others.
+`FreeReplayTable`: actors run ahead, and threads draw batches ahead of the learner (without any, it draws itself). A
+batch is picked under the lock and copied outside of it; items that were overwritten meanwhile are replaced by others.
 """
 
 from __future__ import annotations
@@ -141,8 +141,7 @@ class FreeReplayTable(ReplayTable):
         """What a ratio still asks for. Without one there is no end to it, and nothing is due."""
         if self._stopped or not self.config.samples_per_insert:
             return False
-        drawn = 0 if self._loader is None else len(self._loader)
-        return drawn > 0 or (self.memory.limiter.debt > 0 and self.memory.can_sample())
+        return self._loaded > 0 or (self.memory.limiter.debt > 0 and self.memory.can_sample())
 
     @property
     def settled(self) -> bool:
@@ -150,9 +149,14 @@ class FreeReplayTable(ReplayTable):
 
     @property
     def patience(self) -> float:
-        if self._loader is not None and len(self._loader):
-            return 0.0
-        return LOOK if self.memory.can_sample() else POLL
+        if not self.memory.can_sample() and not self._loaded:
+            return POLL
+        return 0.0 if self._loaded or not self.config.loaders else LOOK
+
+    @property
+    def _loaded(self) -> int:
+        """Batches that threads have drawn."""
+        return 0 if self._loader is None else len(self._loader)
 
     def wants(self, actor: int, going: bool) -> bool:
         return going and self.memory.can_insert()
@@ -167,17 +171,22 @@ class FreeReplayTable(ReplayTable):
 
     def next(self, version: int, progress: float) -> Sample | None:
         self._progress = progress
-        if self._loader is None:
-            self._loader = Loader(self._draw, self.config.prefetch, self.config.loaders)
-        drawn = None if self._stopped else self._loader.get(0.0)
+        drawn = None if self._stopped else self._next_batch()
         if drawn is None:
             return None
         with self.lock:
             self._ahead -= drawn.fresh
         return _sample(drawn)
 
+    def _next_batch(self) -> Drawn | None:
+        if not self.config.loaders:
+            return self._draw()
+        if self._loader is None:
+            self._loader = Loader(self._draw, self.config.prefetch, self.config.loaders)
+        return self._loader.get(0.0)
+
     def _draw(self) -> Drawn | None:
-        """In a loader's thread."""
+        """In a loader's thread, or in the learner's if there is none."""
         memory = self.memory
         with self.lock:
             if not memory.can_sample():

@@ -154,7 +154,10 @@ class Job:
     def tell_of(self, table: Table) -> None:
         """Have the next record say what the table has to tell."""
         if stats := table.stats():
-            self.journal.replay = stats | {"learner_idle": self.journal.idle_s / max(1e-9, self.journal.life_s)}
+            journal, wall = self.journal, max(1e-9, self.journal.life_s)
+            journal.replay = stats | {"learner_idle": journal.idle_s / wall}
+            if not table.rounds:
+                journal.replay["actors_idle"] = max(0.0, 1 - journal.busy_s / wall)
         if self.saver is not None:
             self.saver.complain()
 

@@ -203,3 +203,18 @@ def test_with_a_ratio_what_is_due_is_known_and_without_one_nothing_is():
     free = Rig(FreeReplayTable, samples_per_insert=0.0)
     free.put(0, 1)
     assert not free.table.due and free.table.wants(0, True) and not free.table.wants(0, False)
+
+
+def test_without_loaders_the_learner_draws_its_batches_itself():
+    """No thread is started, and a batch is there whenever the memory allows one."""
+    before = threading.active_count()
+    rig = Rig(FreeReplayTable, loaders=0, samples_per_insert=0.0)
+    assert rig.table.next(0, 0.0) is None and rig.table.patience > 0
+    rig.put(0)
+    for _ in range(3):
+        assert rig.table.patience == 0.0
+        sample = rig.table.next(0, 0.0)
+        rig.check_whole(sample.batch)
+        rig.table.update(sample, None, 1)
+    assert threading.active_count() == before
+    rig.table.close()
