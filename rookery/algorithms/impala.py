@@ -5,8 +5,8 @@ log-probabilities travel with the data. One pass over each batch. With `queue.re
 trained on beside the new ones (section 5.2.2).
 
 Losses are means over the live rows of a batch, the paper's are sums: a gradient here is the paper's divided by the N
-live rows. So its clip of 40 is 40 / N here, and RMSProp's epsilon of 0.1 is 0.1 / N² (rows of the Atari preset: 32
-unrolls of 20). `correct False` leaves the correction out, for comparison.
+live rows. So its clip of 40 is 40 / N here, RMSProp's epsilon of 0.1 is 0.1 / N², and its mean square starts at 1 / N²
+instead of 1 (rows of the Atari preset: 32 unrolls of 20). `correct False` leaves the correction out, for comparison.
 
 Not here: who acts, how far actors run ahead (`tables/queue.py`), and how gradients are averaged.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
+from torch import nn
 
 from rookery.algorithms.actor_critic import ActorCritic
 from rookery.core import tree
@@ -28,6 +29,8 @@ from rookery.core.reduce import Reduce
 from rookery.core.types import DataPlan, EnvSpec, LossOutput
 from rookery.core.unroll import Unroll
 from rookery.nets.modules import Nets
+from rookery.nets.optimizer import Optimizer
+from rookery.nets.optimizers import make_optimizer
 from rookery.nets.work import multiply_adds
 from rookery.ops.policy import kl_estimate, masked_mean
 from rookery.ops.returns import discounts, vtrace
@@ -49,6 +52,7 @@ class IMPALAConfig:
     lr_end: NotNegative = 0.0  # step size at the end of the run, reached linearly
     optimizer_eps: NotNegative = 2.5e-7  # the optimiser's epsilon; under the root for rmsprop
     decay: Share = 0.99  # of rmsprop's mean square
+    square_start: NotNegative = 2.5e-6  # of that mean square: the 1 of a sum over 640 rows
     value_coef: NotNegative = 0.5  # weight of the value loss
     entropy: NotNegative = 0.01  # weight of the entropy bonus
     entropy_end: NotNegative | None = None  # weight at the end of the run, reached linearly; none: constant
@@ -80,7 +84,7 @@ class IMPALA(ActorCritic):
         log_rho = logp.detach() - batch.logp
         traced = vtrace(
             log_rho if config.correct else torch.zeros_like(log_rho), batch.reward,
-            *discounts(batch.terminated, batch.truncated, config.gamma), value.detach(), config.lam,
+            *discounts(batch.terminated, batch.truncated, config.gamma, value.dtype), value.detach(), config.lam,
             config.rho_clip, config.c_clip, config.pg_rho_clip,
         )  # fmt: skip
         value = value[:-1]
@@ -104,10 +108,16 @@ class IMPALA(ActorCritic):
         metrics = {name: x.detach() for name, x in metrics.items()} | told | more
         return LossOutput({"all": loss + reconstruction + side}, metrics, weight=batch.live.sum())
 
+    def optimizer(self, parameter: nn.Parameter) -> Optimizer:
+        c = self.config
+        return make_optimizer(c.optimizer, parameter, c.lr, c.optimizer_eps, c.decay, start=c.square_start)
+
     def work(self, nets: Nets) -> float:
         return multiply_adds(self.spec, self.config.unroll * self.lanes, nets.parameters())
 
 
 def check_clips(rho_clip: float, c_clip: float) -> None:
     if rho_clip < c_clip:
-        raise UsageError(f"algo.c_clip {c_clip:g} must be at most algo.rho_clip {rho_clip:g} (V-trace)")
+        raise UsageError(
+            f"algo.c_clip {c_clip:g} must be at most algo.rho_clip {rho_clip:g} (V-trace); use algo.c_clip {rho_clip:g}"
+        )

@@ -38,6 +38,7 @@ class NetConfig:
     hidden: tuple[Count, ...] = (64, 64)  # MLP layers
     activation: Literal["tanh", "relu"] = "tanh"  # MLP activation
     features: Whole = 512  # width of the layer behind a CNN; 0: no such layer
+    standardize: bool = False  # each image gets mean 0 and deviation 1: small things on a grey ground stand out
     shared: bool = False  # policy and value share torso (always so for images and recurrence)
     core: Literal["none", "gru", "lstm"] = "none"  # recurrent core
     core_size: Count = 128  # units of the core

@@ -43,7 +43,7 @@ def cnn(leaf: Leaf, net: NetConfig) -> Encoder:
             "use torso 'tiny', 'impala' or 'auto'"
         )
     stack = STACKS[kind](channels)
-    encoder = Encoder(stack, (channels, height, width), last, net.features)
+    encoder = Encoder(stack, (channels, height, width), last, net.features, net.standardize)
     if kind == "tiny" and min(height, width) >= MIN_PIXELS["nature"]:  # chosen by name: `auto` takes nature here
         warnings.warn(
             f"torso 'tiny' is for images of a few pixels: it halves the resolution only once, so its map of this "
@@ -56,8 +56,11 @@ def cnn(leaf: Leaf, net: NetConfig) -> Encoder:
 class Encoder(nn.Module):
     """Image in, convolutions, one linear layer if `features` is its width and not 0, features out."""
 
-    def __init__(self, stack: nn.Module, image: tuple[int, int, int], last: bool, features: int):
+    def __init__(
+        self, stack: nn.Module, image: tuple[int, int, int], last: bool, features: int, standardize: bool = False
+    ):
         super().__init__()
+        self.standardize = standardize
         for module in stack.modules():
             if isinstance(module, nn.Conv2d):
                 orthogonal(module, HIDDEN_GAIN)
@@ -86,7 +89,8 @@ class Encoder(nn.Module):
         return self._convolve(x)
 
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.stack(self._pixels(x))
+        pixels = self._pixels(x)
+        y = self.stack(_standardized(pixels) if self.standardize else pixels)
         return y.permute(0, 2, 3, 1).flatten(1)  # as it lies in memory: rows, columns, channels
 
     def _pixels(self, x: torch.Tensor) -> torch.Tensor:
@@ -98,6 +102,13 @@ class Encoder(nn.Module):
         else:
             x = x.permute(0, 3, 1, 2)
         return x.float().mul_(1 / 255) if x.dtype == torch.uint8 else x.float()
+
+
+def _standardized(x: torch.Tensor) -> torch.Tensor:
+    """Each image with mean 0 and deviation 1; one without contrast becomes 0."""
+    mean = x.mean((1, 2, 3), keepdim=True)
+    spread = x.var((1, 2, 3), unbiased=False, keepdim=True)
+    return (x - mean).mul_((spread + 1e-6).rsqrt_())
 
 
 class Residual(nn.Module):
