@@ -11,6 +11,9 @@ make RLlib faster on two cores without changing the algorithm:
 - the main process waits 20 ms for samples. By default it polls without a pause and takes a core from the samplers;
 - batches go through a plain queue. The circular buffer, with one use per batch, does the same and polls;
 - 10 environments per runner: a fragment of a runner is then exactly one batch.
+
+With --stock it is RLlib as its own Atari examples have it: its wrappers and its default network with the same layers,
+and its own defaults for everything else; frames, unrolls, batches and passes are the same.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ os.environ |= {
     "RAY_BACKEND_LOG_LEVEL": "fatal",
 }
 
+import ale_py
+import gymnasium
 import psutil
 import ray
 import ray.tune.trainable.trainable
@@ -44,8 +49,11 @@ from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.utils import make_target_network
 from ray.rllib.core.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS, TargetNetworkAPI, ValueFunctionAPI
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
+from ray.rllib.env.wrappers.atari_wrappers import wrap_atari_for_new_api_stack
+from ray.tune.registry import register_env
 from torch import nn
 
 UNROLL, BATCH = 50, 500
@@ -99,6 +107,32 @@ class Net(TorchRLModule, ValueFunctionAPI, TargetNetworkAPI):
 
     def forward_target(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {TARGET_NETWORK_ACTION_DIST_INPUTS: self.target_policy(self._features(self.target_body, batch))}
+
+
+def wrapped(context: Any) -> gymnasium.Env:
+    """Pong as RLlib's examples make it."""
+    gymnasium.register_envs(ale_py)
+    env = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0, full_action_space=False)
+    return wrap_atari_for_new_api_stack(env, dim=42, framestack=4)
+
+
+def stock(args: argparse.Namespace) -> APPOConfig:
+    """RLlib's defaults, with the same frames, layers and work per step."""
+    register_env("stock-pong", wrapped)
+    config = APPOConfig()
+    config.environment("stock-pong", clip_rewards=True)
+    config.env_runners(
+        num_env_runners=args.env_runners, num_envs_per_env_runner=args.envs, rollout_fragment_length=UNROLL
+    )
+    config.learners(num_learners=args.learners)
+    model = DefaultModelConfig(
+        conv_filters=[[16, 8, 4], [32, 4, 2]], conv_activation="relu", head_fcnet_hiddens=[256], vf_share_layers=True
+    )
+    config.rl_module(model_config=model)
+    config.training(train_batch_size_per_learner=BATCH, num_epochs=1, circular_buffer_iterations_per_batch=1)
+    config.reporting(min_time_s_per_iteration=1)
+    config.debugging(seed=1, log_level="ERROR")
+    return config
 
 
 def configure(args: argparse.Namespace) -> APPOConfig:
@@ -194,16 +228,17 @@ def main() -> None:
     parser.add_argument("--env-runners", type=int, default=2)
     parser.add_argument("--envs", type=int, default=10, help="environments per runner")
     parser.add_argument("--learners", type=int, default=0, help="learner processes; 0: train in the main process")
+    parser.add_argument("--stock", action="store_true", help="RLlib's own wrappers, network and defaults")
     args = parser.parse_args()
     signal.signal(signal.SIGALRM, _stop)
     signal.signal(signal.SIGTERM, _stop)
     logging.getLogger("ray.rllib").setLevel(logging.ERROR)
     with cluster():
-        speed = measure(configure(args), args.env_steps)
+        speed = measure(stock(args) if args.stock else configure(args), args.env_steps)
     settings = {"ray": ray.__version__, "env_runners": args.env_runners, "envs_per_runner": args.envs}
     fragment = args.envs * UNROLL
     batch = math.ceil(BATCH / fragment) * fragment  # RLlib trains on whole fragments
-    settings |= {"learners": args.learners, "unroll": UNROLL, "batch": batch, "epochs": 1}
+    settings |= {"stock": args.stock, "learners": args.learners, "unroll": UNROLL, "batch": batch, "epochs": 1}
     print(json.dumps(speed | {"settings": settings}))
 
 

@@ -24,5 +24,5 @@ RECIPE = dataclasses.replace(
     appo.RECIPE,
     name="impact",
     about="asynchronous PPO with a slow target network; the last batches are trained on several times",
-    presets=tuple(_changed(preset) for preset in appo.PRESETS if preset.name != "pong"),
+    presets=tuple(_changed(preset) for preset in appo.PRESETS),
 )

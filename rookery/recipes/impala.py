@@ -7,6 +7,7 @@ The paper's Atari numbers are for sums over 32 unrolls of 20 steps: clip 40 and 
 from __future__ import annotations
 
 from rookery.algorithms.impala import IMPALAConfig
+from rookery.recipes import appo
 from rookery.recipes.recipe import Preset, Recipe
 
 ASYNC = {"topology": "local", "actors": 2}
@@ -16,6 +17,9 @@ SMALL = ASYNC | {
     "algo.scale_reward": True,
 }  # fmt: skip
 PRESETS = (
+    Preset("pong", ("ALE/Pong-*", "PongNoFrameskip-v4"), ASYNC | appo.PONG | {
+        "algo.optimizer": "adam", "algo.optimizer_eps": 1e-5, "algo.max_grad_norm": 0.5,
+    }, "asynchronous PPO's frames, network and step size"),
     Preset("atari", ("ALE/*", "*NoFrameskip-v4"), ASYNC | {
         "envs_per_actor": 16, "net.torso": "nips", "net.features": 256, "env_steps": 10_000_000,
     }, "Espeholt et al. 2018, the shallow network, for means instead of sums"),
