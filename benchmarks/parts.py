@@ -3,7 +3,7 @@
     parts.py RECIPE FLAGS…
 
 The bound assumes that environments and forward passes use every core perfectly, and that training runs as it does
-alone, with all threads.
+alone, with all threads; where actors run ahead, with one thread beside them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from rookery.algorithms.registry import build_algorithm
 from rookery.cli.configure import config_for
 from rookery.core.reduce import ALONE
-from rookery.core.types import Delivery, Explore, Queue
+from rookery.core.types import Delivery, Explore
 from rookery.envs.check import random_actions
 from rookery.envs.make import make
 from rookery.processes.threads import Threads, available_cores
@@ -58,6 +58,9 @@ with torch.inference_mode():
 
 threads = Threads(config)
 threads.fit(algorithm.work(learner.nets))
+# Actors and learner take turns (with a replay memory, as the bound has it); otherwise they share the cores.
+together = algorithm.plan().table.builds_items or algorithm.plan().table.in_turns
+threads.share(together)
 producers = [Producer(algorithm, learner.nets, lanes, 1, index) for index in range(config.actors)]
 shapes = handover_shapes(lanes.spec, algorithm.plan(), lanes.count, {})
 
@@ -81,7 +84,9 @@ def ppo_update() -> float:
         learner.gradients(minibatch)
         learner.apply()
 
-    return seconds_per_call(train) / minibatch.logp.shape[0] * config.algo.epochs
+    prepare = 0.0 if together else seconds_per_call(lambda: algorithm.prepare(learner.nets, sample.batch, ALONE))
+    rows = prepare / sample.batch.logp.numel()
+    return rows + seconds_per_call(train) / minibatch.logp.shape[0] * config.algo.epochs
 
 
 def replay_update() -> float:
@@ -99,8 +104,7 @@ def replay_update() -> float:
     return seconds_per_call(lambda: learner.step(batch, 0.0, tell=False)) * updates
 
 
-learn = ppo_update() if isinstance(algorithm.plan().table, Queue) else replay_update()
+learn = replay_update() if algorithm.plan().table.builds_items else ppo_update()
 parallel = 1 if config.topology == "serial" else min(cores, config.actors)
-print(
-    json.dumps({"env": env, "forward": forward, "training": learn, "bound": 1 / ((env + forward) / parallel + learn)})
-)
+bound = 1 / ((env + forward) / parallel + learn) if together else min(1 / learn, cores / (env + forward + learn))
+print(json.dumps({"env": env, "forward": forward, "training": learn, "bound": bound}))

@@ -1,14 +1,16 @@
-"""Rookery against Stable-Baselines3: PPO and DQN, the same settings, in one run, alternating, on a quiet machine.
+"""Rookery against Stable-Baselines3 and RLlib, the same settings, in one run, alternating, on a quiet machine.
 
     .venv/bin/python benchmarks/throughput.py [cartpole lunarlander hopper pong dqn-pong …] [--rounds 3]
 
 PPO: both do 8 environments × 128 steps, 4 epochs × 4 minibatches of 256; CartPole, LunarLander and Hopper with two
 64×64 tanh MLPs, Pong with the Nature CNN on 84×84×4. Tasks ending in -local have the same 8 environments in 2 actor
 processes. DQN: an update on a batch of 32 every 4 steps, Adam, the same CNN; Rookery takes the 4 steps
-in 4 environments, Stable-Baselines3 in one. `apex` has no rival: it says what two actors put into the memory and what
-the learner takes out of it. The ratio is that of the medians. The bound is what the machine could do if environment,
-forward pass and training, each measured alone here, were all there is. Both are measured after a warm-up (the first
-update or two), in which --compile compiles.
+in 4 environments, Stable-Baselines3 in one. Asynchronous PPO on Pong against RLlib's APPO: 42×42×4 frames, the `nips`
+network, 2 actors × 10 environments × 50 steps, batches of 500, one pass; RLlib as its examples have it, and tuned (see
+`rllib_appo.py`). `appo-pong-sync` is the same with a barrier: the difference is what it costs. `apex` has no rival: it
+says what two actors put into the memory and what the learner takes out of it. The ratio is that of the medians. The
+bound is what the machine could do if environment, forward pass and training, each measured alone here, were all there
+is. Both are measured after a warm-up (the first update or two), in which --compile compiles.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SB3 = HERE.parent / ".venv-sb3"
+SB3, RLLIB = HERE.parent / ".venv-sb3", HERE.parent / ".venv-rllib"
 PPO = ["--algo.unroll", "128", "--algo.epochs", "4", "--algo.minibatches", "4", "--algo.clip", "0.1",
           "--quiet", "--algo.lr", "2.5e-4", "--algo.entropy", "0.01", "--checkpoint.every", "1000000000",
           "--seed", "1", "--algo.scale-reward", "False"]  # fmt: skip
@@ -37,6 +39,12 @@ DQN = ["--env", "ALE/Pong-v5", "--topology", "serial", "--envs-per-actor", "4", 
        "--seed", "1"]  # fmt: skip
 APEX = ["--env", "ALE/Pong-v5", "--algo.replay.capacity", "100000", "--algo.replay.min-size", "2000",
         "--algo.replay.save", "False", "--quiet", "--checkpoint.every", "1000000000", "--seed", "1"]  # fmt: skip
+
+
+APPO = ["--env", "ALE/Pong-v5", "--topology", "local", "--actors", "2", "--envs-per-actor", "10", "--atari.size", "42",
+        "--net.torso", "nips", "--net.features", "256", "--no-net.standardize", "--algo.unroll", "50",
+        "--algo.epochs", "1", "--algo.minibatches", "1", "--algo.lr", "5e-4", "--quiet", "--checkpoint.every", "1000000000",
+        "--seed", "1"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,9 @@ TASKS = {
     ),
     "dqn-pong": Task("pong", 3_000, DQN, 1.5, "dqn"),
     "dqn-pong-bf16": Task("pong", 3_000, [*DQN, "--precision", "bf16"], 2.2, "dqn"),
+    "appo-pong": Task("pong --stock", 30_000, [*APPO, "--algo.queue.batch", "1"], 6.0, "appo"),
+    "appo-pong-tuned": Task("pong", 30_000, [*APPO, "--algo.queue.batch", "1"], 0.0, "appo"),
+    "appo-pong-sync": Task("", 30_000, [*APPO, "--algo.queue.batch", "0", "--lag", "0"], 0.0, "appo"),
     "apex": Task("", 20_000, APEX, 0.0, "apex_dqn"),
 }
 
@@ -93,7 +104,8 @@ def ours(task: Task) -> dict:
 
 
 def theirs(task: Task) -> float:
-    command = [SB3 / "bin/python", HERE / f"sb3_{task.recipe}.py", task.rival, "--env-steps", str(task.env_steps)]
+    venv, script = (RLLIB, "rllib_appo.py") if task.recipe == "appo" else (SB3, f"sb3_{task.recipe}.py")
+    command = [venv / "bin/python", HERE / script, *task.rival.split(), "--env-steps", str(task.env_steps)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=3600)
     return json.loads(done.stdout.splitlines()[-1])["steps_per_s"]
 
@@ -110,11 +122,11 @@ def bound(task: Task) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def rival_environment() -> None:
-    stamp, wanted = SB3 / ".installed", HERE / "requirements-sb3.txt"
+def rival_environment(venv: Path) -> None:
+    stamp, wanted = venv / ".installed", HERE / f"requirements-{venv.name.removeprefix('.venv-')}.txt"
     if not stamp.exists() or stamp.stat().st_mtime < wanted.stat().st_mtime:
-        subprocess.run([sys.executable, "-m", "venv", SB3], check=True)
-        subprocess.run([SB3 / "bin/pip", "install", "-q", "-r", wanted], check=True)
+        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+        subprocess.run([venv / "bin/pip", "install", "-q", "-r", wanted], check=True)
         stamp.touch()
 
 
@@ -123,14 +135,16 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", choices=[*TASKS, []], help="all of them if none is named")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    rival_environment()
+    tasks = args.tasks or list(TASKS)
+    for venv in {RLLIB if TASKS[name].recipe == "appo" else SB3 for name in tasks if TASKS[name].rival}:
+        rival_environment(venv)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
     ).stdout.strip()
     print(f"{time.strftime('%Y-%m-%d')}, commit {commit}, {args.rounds} rounds, alternating; medians (min to max)\n")
-    print("| task | Rookery steps/s | SB3 steps/s | ratio | bar | bound steps/s | share of bound | time split |")
+    print("| task | Rookery steps/s | rival steps/s | ratio | bar | bound steps/s | share of bound | time split |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    for name in args.tasks or TASKS:
+    for name in tasks:
         task = TASKS[name]
         if not task.rival:
             print(alone(name, [ours(task) for _ in range(args.rounds)]), flush=True)
@@ -146,8 +160,10 @@ def main() -> None:
 def alone(name: str, summaries: list[dict]) -> str:
     """What goes into the memory and what comes out, of the median run."""
     run = sorted(summaries, key=lambda s: s["steps_per_s"])[len(summaries) // 2]
-    rate, batch = run["updates"] / run["wall_s"], run["batch"]  # batches drawn ahead and never trained on do not count
     shares = ", ".join(f"{stage} {share:.0%}" for stage, share in run["time_split"].items())
+    if not run["batch"]:  # no replay memory
+        return f"| {name} | {run['steps_per_s']:,.0f} | | | | | | {shares} |"
+    rate, batch = run["updates"] / run["wall_s"], run["batch"]  # batches drawn ahead and never trained on do not count
     return (
         f"| {name} | {run['steps_per_s']:,.0f} in/s; {rate * batch:,.0f} samples/s ({rate:.2f} updates/s of {batch}); "
         f"learner idle {run['replay']['learner_idle']:.0%} | | | | | | {shares} |"
