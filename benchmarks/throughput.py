@@ -43,8 +43,8 @@ APEX = ["--env", "ALE/Pong-v5", "--algo.replay.capacity", "100000", "--algo.repl
 
 APPO = ["--env", "ALE/Pong-v5", "--topology", "local", "--actors", "2", "--envs-per-actor", "10", "--atari.size", "42",
         "--net.torso", "nips", "--net.features", "256", "--no-net.standardize", "--algo.unroll", "50",
-        "--algo.epochs", "1", "--algo.minibatches", "1", "--algo.lr", "5e-4", "--quiet", "--checkpoint.every", "1000000000",
-        "--seed", "1"]  # fmt: skip
+        "--algo.epochs", "1", "--algo.minibatches", "1", "--algo.lr", "5e-4", "--quiet",
+        "--checkpoint.every", "1000000000", "--seed", "1"]  # fmt: skip
 
 
 @dataclass(frozen=True)
