@@ -14,7 +14,7 @@ SMALL = {
     "envs_per_actor": 16, "algo.unroll": 16, "algo.optimizer": "adam", "algo.lr": 2e-3, "algo.lam": 0.95,
     "algo.entropy": 0.005, "net.normalize_obs": True, "algo.scale_reward": True,
 }  # fmt: skip
-MEMORY = {"net.hidden": (64,), "net.core_size": 64}
+MEMORY = {"algo.unroll": 32, "net.hidden": (64,), "net.core_size": 64}
 
 
 def presets(atari: dict[str, Any], small: dict[str, Any], pixels: dict[str, Any], source: str) -> tuple[Preset, ...]:
@@ -22,7 +22,7 @@ def presets(atari: dict[str, Any], small: dict[str, Any], pixels: dict[str, Any]
     return (
         Preset("atari", ("ALE/*", "*NoFrameskip-v4"), ATARI | atari, source),
         Preset("memory", ("rookery/CartPoleMasked-*", "rookery/TMaze-*", "rookery/RepeatPrevious-*"),
-               SMALL | MEMORY | small, "our own"),
+               SMALL | MEMORY | small | {"envs_per_actor": 4}, "our own: longer unrolls, smaller batches"),
         Preset("vector", (), SMALL | small, "our own"),
         Preset("continuous", (), SMALL | {"algo.entropy": 0.0} | small, "our own"),
         Preset("pixels", (), {

@@ -8,6 +8,10 @@ from rookery.algorithms.appo import APPOConfig
 from rookery.recipes.recipe import Preset, Recipe
 
 ASYNC = {"topology": "local", "actors": 2}
+SMALL = {
+    "envs_per_actor": 8, "algo.chunk": 16, "algo.epochs": 4, "algo.minibatches": 4, "algo.lr": 1e-3, "algo.lam": 0.95,
+    "algo.clip": 0.2, "net.normalize_obs": True, "algo.scale_reward": True,
+}  # fmt: skip
 # Frames of 42x42 pixels, standardised, and a network to match: 18 points with as little arithmetic as we could.
 PONG = {
     "envs_per_actor": 16, "atari.size": 42, "net.torso": "compact", "net.features": 256, "net.standardize": True,
@@ -16,22 +20,21 @@ PONG = {
 }  # fmt: skip
 PRESETS = (
     Preset("pong", ("ALE/Pong-*", "PongNoFrameskip-v4"), ASYNC | PONG | {
-        "algo.epochs": 4, "algo.minibatches": 8, "algo.clip": 0.2,
+        "algo.epochs": 4, "algo.minibatches": 8, "algo.chunk": 16, "algo.clip": 0.2,
     }, "our own: small frames and a small network, many passes"),
     Preset("atari", ("ALE/*", "*NoFrameskip-v4"), ASYNC | {
         "envs_per_actor": 8, "net.torso": "nips", "net.features": 256, "env_steps": 10_000_000,
     }, "RLlib's APPO numbers"),
-    Preset("vector", (), ASYNC | {
-        "envs_per_actor": 8, "algo.unroll": 32, "algo.epochs": 4, "algo.minibatches": 4, "algo.lr": 1e-3,
-        "algo.lam": 0.95, "algo.clip": 0.2, "algo.entropy": 0.005, "net.normalize_obs": True, "algo.scale_reward": True,
-    }, "our own"),
-    Preset("continuous", (), ASYNC | {
-        "envs_per_actor": 8, "algo.unroll": 64, "algo.epochs": 4, "algo.minibatches": 8, "algo.lr": 1e-3,
-        "algo.lam": 0.95, "algo.clip": 0.2, "algo.entropy": 0.0, "net.normalize_obs": True, "algo.scale_reward": True,
+    Preset("memory", ("rookery/CartPoleMasked-*", "rookery/TMaze-*", "rookery/RepeatPrevious-*"), ASYNC | SMALL | {
+        "algo.unroll": 64, "algo.chunk": 32, "algo.entropy": 0.005, "net.hidden": (64,), "net.core_size": 64,
+    }, "our own: longer sequences"),
+    Preset("vector", (), ASYNC | SMALL | {"algo.unroll": 32, "algo.entropy": 0.005}, "our own"),
+    Preset("continuous", (), ASYNC | SMALL | {
+        "algo.unroll": 64, "algo.minibatches": 8, "algo.entropy": 0.0,
     }, "our own"),
     Preset("pixels", (), ASYNC | {
-        "envs_per_actor": 8, "algo.unroll": 32, "algo.epochs": 2, "algo.minibatches": 4, "algo.lr": 5e-4,
-        "algo.lam": 0.95, "algo.clip": 0.2, "net.features": 256,
+        "envs_per_actor": 8, "algo.unroll": 32, "algo.chunk": 16, "algo.epochs": 2, "algo.minibatches": 4,
+        "algo.lr": 5e-4, "algo.lam": 0.95, "algo.clip": 0.2, "net.features": 256,
     }, "our own"),
 )  # fmt: skip
 

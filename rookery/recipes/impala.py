@@ -24,8 +24,9 @@ PRESETS = (
         "envs_per_actor": 16, "net.torso": "nips", "net.features": 256, "env_steps": 10_000_000,
     }, "Espeholt et al. 2018, the shallow network, for means instead of sums"),
     Preset("memory", ("rookery/CartPoleMasked-*", "rookery/TMaze-*", "rookery/RepeatPrevious-*"), SMALL | {
-        "net.hidden": (64,), "net.core_size": 64,
-    }, "our own"),
+        "algo.unroll": 32, "algo.queue.batch": 1, "algo.lr": 1e-3, "algo.entropy": 0.01, "net.hidden": (64,),
+        "net.core_size": 64,
+    }, "our own: longer unrolls, smaller batches"),
     Preset("vector", (), SMALL, "our own"),
     Preset("continuous", (), SMALL | {"algo.entropy": 0.0}, "our own"),
     Preset("pixels", (), ASYNC | {

@@ -17,7 +17,7 @@ CATCH = {
     "unreal": {},
 }
 TMAZE = {"impala": "lstm", "appo": "gru", "a3c": "lstm"}
-LATE = {"topology": "serial", "actors": 1, "algo": {"queue": {"lag": 20}, "lr": 3e-3, "entropy": 0.003}}
+LATE = {"topology": "serial", "actors": 1, "algo": {"queue": {"lag": 20}, "lr": 2e-3, "entropy": 0.003}}
 
 
 def test_impala_learns_cartpole_with_two_actors(tmp_path):
@@ -54,7 +54,7 @@ def test_catch_on_pixels(tmp_path, recipe, seed):
 @pytest.mark.parametrize("recipe", TMAZE)
 def test_tmaze_needs_memory(tmp_path, recipe, seed):
     core = {"net": {"core": TMAZE[recipe]}}
-    assert learnt(tmp_path / "core", recipe, "rookery/TMaze-v0", 150_000, seed, **core) >= 0.95
+    assert learnt(tmp_path / "core", recipe, "rookery/TMaze-v0", 300_000, seed, **core) >= 0.95
     assert 0.3 <= learnt(tmp_path / "none", recipe, "rookery/TMaze-v0", 50_000, seed) <= 0.7
 
 
@@ -65,9 +65,9 @@ def test_correction_matters_with_a_lag_of_20_updates(tmp_path):
     def mean(correct: bool) -> float:
         late = LATE | {"algo": LATE["algo"] | {"correct": correct}}
         returns = [
-            learnt(tmp_path / str(correct), "impala", "rookery/Catch-v0", 60_000, seed, **late) for seed in SEEDS
+            learnt(tmp_path / str(correct), "impala", "rookery/Catch-v0", 80_000, seed, **late) for seed in SEEDS
         ]
         return sum(returns) / len(SEEDS)
 
     corrected, plain = mean(True), mean(False)
-    assert corrected >= 0.8 and corrected > plain + 0.1, (corrected, plain)
+    assert corrected >= 0.5 and corrected > plain + 0.3, (corrected, plain)
