@@ -12,11 +12,14 @@ from rookery.recipes import appo
 from rookery.recipes.recipe import Preset
 
 DISCRETE = {"algo.circular.batches": 4, "algo.circular.uses": 2, "algo.target_period": 8}
-CONTINUOUS = {"algo.circular.batches": 16, "algo.circular.uses": 20, "algo.target_period": 64}
+CONTINUOUS = {
+    "algo.circular.batches": 16, "algo.circular.uses": 20, "algo.target_period": 64, "algo.correction": "vtrace",
+    "algo.unroll": 64, "algo.minibatches": 8, "algo.lr": 1e-3,
+}  # fmt: skip
 
 
 def _changed(preset: Preset) -> Preset:
-    circular = CONTINUOUS if preset.name == "continuous" else DISCRETE
+    circular = CONTINUOUS if preset.name in ("continuous", "pendulum") else DISCRETE
     return dataclasses.replace(preset, fields=preset.fields | {"algo.epochs": 1} | circular)
 
 
