@@ -142,7 +142,7 @@ def _facts(snapshot: Snapshot, width: int) -> list[Text]:
         cells.append(("queue", _count(get("queue_depth")), ""))
     cells += [(label, _number(table[name]), "") for name, label in TABLE.items() if name in table]
     if "actors_idle" in table:
-        cells.append(("idle", f"learner {table['learner_idle']:.0%}, actors {table['actors_idle']:.0%}", ""))
+        cells += [(f"{who} idle", f"{table[f'{who}_idle']:.0%}", "") for who in ("learner", "actors")]
     if get("restarts") is not None:
         cells.append(("restarts", _count(get("restarts")), WARN if get("restarts") else ""))
     lines = _grid(cells, width)

@@ -56,6 +56,14 @@ def test_everything_is_on_it():
     assert len(text.splitlines()) <= 20 and any(0x2800 < ord(letter) < 0x2900 for letter in text)
 
 
+def test_a_queue_says_which_side_waits_and_how_old_replayed_data_is():
+    table = {"late_share": 0.0, "ring": 16.0, "replayed_lag_mean": 4.5, "learner_idle": 0.013, "actors_idle": 0.84}
+    text = "\n".join(drawn(SNAPSHOT | {"replay": table}))
+    for words in ("queue 3", "ring 16", "replayed lag 4.5", "learner idle 1%", "actors idle 84%"):
+        assert words in text, words
+    assert "memory" not in text and "memory 20" in "\n".join(drawn(SNAPSHOT | {"replay": {"size": 20}}))
+
+
 @pytest.mark.parametrize("columns", [20, 33, 60, 79, 80, 100, 300])
 def test_it_is_a_box_at_any_width(columns):
     lines = drawn(SNAPSHOT, columns)
