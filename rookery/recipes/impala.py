@@ -13,8 +13,8 @@ from rookery.recipes.recipe import Preset, Recipe
 ASYNC = {"topology": "local", "actors": 2}
 SMALL = ASYNC | {
     "envs_per_actor": 8, "algo.unroll": 16, "algo.optimizer": "adam", "algo.optimizer_eps": 1e-5, "algo.lr": 1e-3,
-    "algo.queue.batch": 1, "algo.lam": 0.95, "algo.entropy": 0.005, "algo.entropy_end": 0.0, "algo.max_grad_norm": 0.5, "net.normalize_obs": True,
-    "algo.scale_reward": True,
+    "algo.queue.batch": 1, "algo.lam": 0.95, "algo.entropy": 0.005, "algo.entropy_end": 0.0, "algo.max_grad_norm": 0.5,
+    "net.normalize_obs": True, "algo.scale_reward": True,
 }  # fmt: skip
 PRESETS = (
     Preset("pong", ("ALE/Pong-*", "PongNoFrameskip-v4"), ASYNC | appo.PONG | {
@@ -24,8 +24,7 @@ PRESETS = (
         "envs_per_actor": 16, "net.torso": "nips", "net.features": 256, "env_steps": 10_000_000,
     }, "Espeholt et al. 2018, the shallow network, for means instead of sums"),
     Preset("memory", ("rookery/CartPoleMasked-*", "rookery/TMaze-*", "rookery/RepeatPrevious-*"), SMALL | {
-        "algo.unroll": 32, "algo.entropy": 0.01, "net.hidden": (64,),
-        "net.core_size": 64,
+        "algo.unroll": 32, "algo.entropy": 0.01, "net.hidden": (64,), "net.core_size": 64,
     }, "our own: longer unrolls, smaller batches"),
     Preset("vector", (), SMALL, "our own"),
     Preset("continuous", (), SMALL | {"algo.entropy": 0.0}, "our own"),
