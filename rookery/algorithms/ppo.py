@@ -110,11 +110,11 @@ class PPO(ActorCritic):
     @torch.no_grad()
     def prepare(self, nets: Nets, batch: Unroll, reduce: Reduce) -> PPOBatch:
         config = self.config
-        tasks, batch = batch, self.own(batch)
-        reward = self.scaled_reward(nets, batch, reduce)
+        tasks = tree.replace(batch, reward=self.scaled_reward(nets, batch, reduce))
+        batch = self.own(tasks)
         value = self._values(nets, batch)  # [T+1, B]
         discount, continues = discounts(batch.terminated, batch.truncated, config.gamma)
-        advantage = gae(reward, discount, continues, value, config.lam)
+        advantage = gae(batch.reward, discount, continues, value, config.lam)
         target = advantage + value[:-1]
         weight = batch.live.to(torch.float32)
         if config.normalize_advantage:
