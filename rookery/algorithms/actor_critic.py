@@ -51,9 +51,11 @@ class ActorCritic(Algorithm):
         self._quick = Quick(QuickPolicy)  # small policies act through numpy
         # A tensor, not a number: schedules change it, and a compiled loss would be compiled again for each number.
         self.entropy = torch.tensor(config.entropy)
-        self.auxiliary = Auxiliary(config.aux, config.autoencoder, spec, config.gamma)
+        self.auxiliary = Auxiliary(config.aux, config.autoencoder, spec, config.gamma, config.unroll)
         self._encoder = 0  # floats of the encoder: the first of the flat parameters
         self._frozen = False
+        self._kept: torch.Tensor | None = None  # the frozen encoder
+        self._parameters: dict[str, nn.Parameter] = {}
         self._optimizers: dict[str, Optimizer] = {}
         if config.scale_reward:
             self.not_remote = "the applier sees no rewards to scale; use --algo.scale-reward False"
@@ -171,7 +173,12 @@ class ActorCritic(Algorithm):
         live = batch.live if batch.replayed is None else batch.live & ~batch.replayed
         nets["normalizer"].update(tree.map(lambda x: x[:-1], batch.obs), live, reduce)
 
+    def after_update(self, nets: Nets, version: int) -> None:
+        if self._kept is not None:  # a gradient that a worker has sent before it was frozen moves the encoder
+            self._encoder_floats().copy_(self._kept)
+
     def optimizers(self, parameters: dict[str, nn.Parameter]) -> dict[str, Optimizer]:
+        self._parameters = parameters
         self._optimizers = {name: self.optimizer(parameter) for name, parameter in parameters.items()}
         return self._optimizers
 
@@ -189,8 +196,13 @@ class ActorCritic(Algorithm):
 
     def _freeze(self) -> None:
         """The encoder stays as it is from now on: no gradient, and no momentum left of earlier ones."""
+        if not self._frozen and self._parameters:
+            self._kept = self._encoder_floats().clone()
         self._frozen = True
         for optimizer in self._optimizers.values():
             for state in optimizer.state.values():
                 if "exp_avg" in state:
                     state["exp_avg"][: self._encoder].zero_()
+
+    def _encoder_floats(self) -> torch.Tensor:
+        return self._parameters["all"].detach()[: self._encoder]

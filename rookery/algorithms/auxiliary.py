@@ -43,11 +43,14 @@ Losses = tuple[torch.Tensor | float, dict[str, torch.Tensor]]  # their sum, and 
 
 
 class Auxiliary:
-    def __init__(self, aux: AuxConfig, autoencoder: AutoencoderConfig, spec: EnvSpec, gamma: float):
+    def __init__(self, aux: AuxConfig, autoencoder: AutoencoderConfig, spec: EnvSpec, gamma: float, unroll: int):
         self.aux, self.autoencoder, self.spec, self.gamma = aux, autoencoder, spec, gamma
         self.tasks = aux.pixel_control > 0 or aux.reward_prediction > 0 or aux.value_replay > 0
         if aux.pixel_control:
             self.image, self._cells = _control(spec, aux.cell)
+        if aux.reward_prediction and unroll < FRAMES:
+            raise UsageError(f"reward prediction looks at {FRAMES} rows of an unroll, and algo.unroll is {unroll}; use "
+                             f"algo.unroll {FRAMES} or more, or algo.aux.reward_prediction 0")  # fmt: skip
 
     def add_nets(self, nets: Nets) -> None:
         body = nets["body"]
@@ -88,7 +91,8 @@ class Auxiliary:
             metrics["pixel_control_loss"] = loss = self._pixel_control(nets["pixel_control"], features, batch)
             total = total + aux.pixel_control * loss
         if aux.reward_prediction:
-            metrics["reward_prediction_loss"] = loss = _reward_prediction(nets["reward_prediction"], code, batch)
+            seen = code.detach() if body.cut else code
+            metrics["reward_prediction_loss"] = loss = _reward_prediction(nets["reward_prediction"], seen, batch)
             total = total + aux.reward_prediction * loss
         if aux.value_replay:
             metrics["value_replay_loss"] = loss = self._value_replay(nets, features, batch)
@@ -123,8 +127,6 @@ class Auxiliary:
 def _reward_prediction(head: Any, code: torch.Tensor, batch: Unroll) -> torch.Tensor:
     """The reward of row t from what was seen in rows t-2, t-1 and t of one episode."""
     rows = len(batch.live) - FRAMES + 1
-    if rows < 1:
-        return code.sum() * 0.0
     seen = torch.cat([code[i : i + rows] for i in range(FRAMES)], -1)  # [rows, B, 3F]
     usable = torch.stack([batch.live[i : i + rows] for i in range(FRAMES)]).all(0)
     reward = batch.reward[FRAMES - 1 :]
@@ -146,7 +148,7 @@ def _control(spec: EnvSpec, cell: int) -> tuple[str, tuple[int, int]]:
     """The image whose changes are controlled, and how many cells it has."""
     images = [key for key, leaf in spec.obs.items() if leaf.kind == "image"]
     if not images or spec.action.kind != "discrete":
-        what = "no image" if not images else "no discrete actions"
+        what = "no image" if not images else f"actions of the kind {spec.action.kind!r}"
         raise UsageError(f"pixel control needs images and discrete actions, and {spec.id} has {what}; use "
                          "algo.aux.pixel_control 0")  # fmt: skip
     _, height, width, _ = layout(spec.obs[images[0]])

@@ -79,6 +79,7 @@ class Body(nn.Module):
         self, obs: Tree, state: Tree, reset: torch.Tensor | None
     ) -> tuple[torch.Tensor, Tree, dict[str, torch.Tensor]]:
         """As `sequence`, and for each image what its convolutions made of it, [T, B, C, H, W], from the same pass."""
+        assert self.latent is None  # no algorithm has both maps and a code
         keys, lead = self.map_shapes, self._lead(obs)
         features, maps = self.torso.with_maps(_joined(obs, lead))
         features, state = self._recurrent(_split(features, lead), state, reset)
