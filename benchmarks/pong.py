@@ -56,6 +56,31 @@ def row(name: str, runs: list[dict]) -> str:
     return f"| {WORDS[name]} | {steps} | {minutes} | {ends} | {speed:,.0f} |"
 
 
+def draw(names: list[str], seeds: list[int], folder: Path) -> None:
+    """Return over steps and over wall time, one colour for each part and a line for each seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(10.5, 4), sharey=True, layout="constrained")
+    for number, name in enumerate(names):
+        for seed in seeds:
+            lines = (folder / f"{name}-{seed}" / "metrics.jsonl").read_text().splitlines()
+            records = [record for record in map(json.loads, lines) if record.get("return_mean") is not None]
+            for panel, key, scale in zip(panels, ("env_steps", "wall_s"), (1e6, 60)):
+                label = WORDS[name] if seed == seeds[0] else None
+                points = [record[key] / scale for record in records]
+                panel.plot(points, [r["return_mean"] for r in records], color=f"C{number}", lw=1.2, label=label)
+    for panel, words in zip(panels, ("environment steps, millions", "wall time, minutes")):
+        panel.axhline(18, color="0.4", lw=0.8, ls="--")
+        panel.set_xlabel(words)
+        panel.grid(color="0.9")
+    panels[0].set_ylabel("return, last 100 episodes")
+    figure.legend(fontsize=8, loc="outside lower center", ncols=2)
+    figure.savefig(folder / "pong.png", dpi=130)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all of them if none is named")
@@ -68,8 +93,7 @@ def main() -> None:
     names = args.parts or list(PARTS)
     for name in names:
         print(row(name, [train(name, seed, args.out, more) for seed in args.seeds]), flush=True)
-    runs = [str(args.out / f"{name}-{seed}") for name in names for seed in args.seeds]
-    subprocess.run([sys.executable, "-m", "rookery", "plot", *runs, "--out", str(args.out / "pong.png")], check=False)
+    draw(names, args.seeds, args.out)
 
 
 if __name__ == "__main__":
