@@ -66,7 +66,7 @@ class APPOConfig:
     clip: Positive = 0.4  # PPO's clip of the ratio
     clip_end: NotNegative | None = None  # clip at the end of the run, reached linearly; none: constant
     kl: NotNegative = 0.0  # weight of KL(target, pi) in the loss
-    kl_target: Positive | None = None  # doubles as a wish: the weight adapts so that the KL stays near it
+    kl_target: Positive | None = None  # the weight adapts so that the KL stays near this; none: it is constant
     lr: NotNegative = 5e-4  # the optimiser's step size
     lr_end: NotNegative = 0.0  # step size at the end of the run, reached linearly
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop is TensorFlow's
@@ -105,9 +105,13 @@ class APPO(ActorCritic):
     def __init__(self, config: APPOConfig, net: NetConfig, spec: EnvSpec, lanes: int):
         super().__init__(config, net, spec, lanes)
         check_clips(config.rho_clip, config.c_clip)
-        self.corrects = config.queue.replayed > 0
+        self.corrects = config.queue.replayed > 0 or config.circular.batches > 0
         if self.recurrent and config.unroll % config.chunk:
-            raise UsageError(f"algo.unroll {config.unroll} is not a multiple of algo.chunk {config.chunk}")
+            below = config.unroll // config.chunk * config.chunk
+            some = f"{below} or {below + config.chunk}" if below else str(config.chunk)
+            raise UsageError(
+                f"algo.unroll {config.unroll} is not a multiple of algo.chunk {config.chunk}; use algo.unroll {some}"
+            )
         if config.circular.batches and (config.queue.replayed or (self.auxiliary.tasks and config.aux.replayed)):
             raise UsageError(
                 "algo.circular trains on whole batches again and replays no unrolls beside them; set "
@@ -116,9 +120,9 @@ class APPO(ActorCritic):
         if config.kl_target is not None and not config.kl:
             raise UsageError("algo.kl_target adapts the weight algo.kl, which is 0; start it at 1, for example")
         # Its own network only if it differs from the policy at the start of an update.
-        self.slow_target = config.correction == "vtrace" and (config.target_period > 1 or config.circular.batches > 0)
+        self.slow_target = config.correction == "vtrace" and config.target_period > 1
         self.clip = torch.tensor(config.clip)  # a tensor, like `entropy`
-        self._kl: tuple[torch.Tensor, torch.Tensor] | None = None  # of the last minibatch: mean, and live rows
+        self._kl = torch.zeros(2)  # of the last minibatch: sum over its live rows, and their number
 
     def nets(self) -> Nets:
         nets = super().nets()
@@ -141,13 +145,12 @@ class APPO(ActorCritic):
     @torch.no_grad()
     def prepare(self, nets: Nets, batch: Unroll, reduce: Reduce) -> APPOBatch:
         config = self.config
-        tasks, batch = batch, self.own(batch)
-        reward, weight = self.scaled_reward(nets, batch, reduce), batch.live.to(torch.float32)
-        discount, continues = discounts(batch.terminated, batch.truncated, config.gamma)
-        params, value, _ = self.forward(nets, batch)
-        if self.slow_target:
-            params = self._target_policy(nets, batch)
-        target_logp, _ = nets["policy"].logp_entropy(params, batch.action)
+        tasks = tree.replace(batch, reward=self.scaled_reward(nets, batch, reduce))
+        batch = self.own(tasks)
+        reward, weight = batch.reward, batch.live.to(torch.float32)
+        params, value = self._evaluated(nets, batch)
+        discount, continues = discounts(batch.terminated, batch.truncated, config.gamma, value.dtype)
+        target_logp, _ = nets["policy"].logp_entropy(_as_params(params), batch.action)
         log_rho = target_logp - batch.logp
         if config.correction == "vtrace":
             traced = vtrace(
@@ -168,21 +171,44 @@ class APPO(ActorCritic):
             "rho_clipped": masked_mean((log_rho.exp() > config.rho_clip).float(), weight),
             "lag_kl": masked_mean(kl_estimate(target_logp, batch.logp), weight),
         }
+        # A copy: a Gaussian's deviation may be a view of the parameter, which moves between the passes.
+        target = tree.map(torch.clone, params) if config.kl else {}
         prepared = APPOBatch(
             obs=tree.map(lambda x: x[:-1], batch.obs), action=batch.action, logp=logp, advantage=advantage,
             value_target=value_target, weight=weight, state=batch.state0, reset=None,
-            target=_as_tree(params) if config.kl else {}, unrolls=tasks if self.auxiliary.tasks else None,
+            target=target, unrolls=tasks if self.auxiliary.tasks else None,
         )  # fmt: skip
         return self.as_pieces(prepared)
 
-    def _target_policy(self, nets: Nets, batch: Unroll) -> Any:
-        target = nets["target"]
-        return self.policy_of(nets["normalizer"], target["body"], target["policy"], batch)
+    def _evaluated(self, nets: Nets, batch: Unroll) -> tuple[Tree, torch.Tensor]:
+        """Parameters of the target policy for the T rows, as a tree of [T, B, ...], and values of T + 1, [T+1, B].
+
+        With a core every chunk begins with the state that was stored for it, as in the losses. States carried on from
+        the unroll's start by newer weights would differ from those, and the ratio would not start at 1.
+        """
+        rows = self.config.chunk
+        chunks = _chunks(batch, rows) if self.recurrent and rows < len(batch.live) else batch
+        params, value, _ = self.forward(nets, chunks)
+        if self.slow_target:
+            target = nets["target"]
+            params = self.policy_of(nets["normalizer"], target["body"], target["policy"], chunks)
+        lanes = batch.live.shape[1]
+        whole = tree.map(lambda x: _whole(x, lanes), _as_tree(params))
+        return whole, torch.cat([_whole(value[:-1], lanes), value[-1:, -lanes:]])
 
     def minibatches(self, batch: APPOBatch, rng: torch.Generator, reduce: Reduce) -> Iterator[APPOBatch | None]:
         config = self.config
         per_lane = config.unroll // (config.chunk if self.recurrent else 1)
-        return self.pieces(batch, per_lane, config.minibatches, config.epochs, rng, reduce)
+        pieces = batch.logp.shape[-1] * reduce.size
+        if pieces < config.minibatches:
+            what = "chunks" if self.recurrent else "steps"
+            raise UsageError(
+                f"a batch of {pieces} {what} cannot be cut into {config.minibatches} minibatches; use "
+                f"algo.minibatches {pieces} or less, or larger batches"
+            )
+        for piece in self.pieces(batch, per_lane, config.minibatches, config.epochs, rng, reduce):
+            self._kl = torch.zeros(2, device=batch.logp.device)  # a rank may have no row in this one
+            yield piece
 
     def losses(self, nets: Nets, batch: APPOBatch) -> LossOutput:
         config, head = self.config, nets["policy"]
@@ -199,8 +225,8 @@ class APPO(ActorCritic):
         if config.kl:
             kl = masked_mean(head.kl(_as_params(batch.target), params), batch.weight)
             loss = loss + nets["kl"].value * kl
-            self._kl = kl.detach(), live
-            metrics |= {"kl": kl, "kl_coef": nets["kl"].value}
+            self._kl = torch.stack([kl.detach() * live, live])
+            metrics |= {"kl": kl, "kl_coef": nets["kl"].value.clone()}  # as it is now: it adapts in place
         with torch.no_grad():
             if not config.kl:
                 metrics["kl"] = masked_mean(kl_estimate(new_logp, batch.logp), batch.weight)
@@ -211,13 +237,16 @@ class APPO(ActorCritic):
         return LossOutput({"all": loss + reconstruction + side}, metrics, weight=live)
 
     def after_update(self, nets: Nets, version: int) -> None:
+        super().after_update(nets, version)
         if self.slow_target and version % self.config.target_period == 0:
             copy_nets(nets, nets["target"])
 
     def observe(self, nets: Nets, batch: Unroll, reduce: Reduce) -> None:
         super().observe(nets, batch, reduce)
-        if self.config.kl_target is not None and self._kl is not None:
-            nets["kl"].adapt(float(reduce.mean(*self._kl)), self.config.kl_target)
+        if self.config.kl_target is not None:
+            total, rows = reduce.sum(self._kl).tolist()
+            if rows:
+                nets["kl"].adapt(total / rows, self.config.kl_target)
 
     def work(self, nets: Nets) -> float:
         rows = self.config.unroll * self.lanes / self.config.minibatches
@@ -236,3 +265,25 @@ def _as_tree(params: Any) -> Tree:
 
 def _as_params(target: Tree) -> Any:
     return tuple(target.values()) if len(target) > 1 else target["0"]
+
+
+def _chunks(batch: Unroll, rows: int) -> Unroll:
+    """Every chunk of `rows` rows as an unroll of its own: chunk c of lane b becomes lane c·B + b, as in `as_pieces`."""
+    count = len(batch.live) // rows
+
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(0, (count, rows)).transpose(0, 1).flatten(1, 2)
+
+    def overlapping(x: torch.Tensor) -> torch.Tensor:
+        """[T+1, B, ...] -> [rows + 1, C·B, ...]: the last row of a chunk is the first of the next."""
+        return torch.cat([x[c * rows : (c + 1) * rows + 1] for c in range(count)], 1)
+
+    return tree.replace(
+        batch, obs=tree.map(overlapping, batch.obs), live=cut(batch.live),
+        state0=tree.map(lambda x: x.flatten(0, 1).unsqueeze(0), batch.state0),
+    )  # fmt: skip
+
+
+def _whole(x: torch.Tensor, lanes: int) -> torch.Tensor:
+    """What belongs to chunks, [S, C·B, ...], in the order of unrolls: [T, B, ...]."""
+    return x.unflatten(1, (-1, lanes)).transpose(0, 1).flatten(0, 1)
