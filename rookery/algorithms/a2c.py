@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from torch import nn
+
 from rookery.algorithms.actor_critic import ActorCritic
 from rookery.core import tree
 from rookery.core.config import AutoencoderConfig, AuxConfig, QueueConfig
@@ -22,6 +24,8 @@ from rookery.core.reduce import Reduce
 from rookery.core.types import DataPlan, LossOutput
 from rookery.core.unroll import Unroll
 from rookery.nets.modules import Nets
+from rookery.nets.optimizer import Optimizer
+from rookery.nets.optimizers import make_optimizer
 from rookery.nets.work import multiply_adds
 from rookery.ops.policy import masked_mean
 from rookery.ops.returns import discounts, gae
@@ -38,6 +42,7 @@ class A2CConfig:
     lr_end: NotNegative = 0.0  # step size at the end of the run, reached linearly
     optimizer_eps: NotNegative = 1e-5  # the optimiser's epsilon; under the root for rmsprop
     decay: Share = 0.99  # of rmsprop's mean square
+    square_start: NotNegative = 1.0  # of that mean square: 1 as in TensorFlow; smaller for means of what was a sum
     value_coef: NotNegative = 0.5  # weight of the value loss
     entropy: NotNegative = 0.01  # weight of the entropy bonus
     entropy_end: NotNegative | None = None  # weight at the end of the run, reached linearly; none: constant
@@ -78,6 +83,10 @@ class A2C(ActorCritic):
         metrics = {"policy_loss": policy, "value_loss": error, "entropy": bonus, "explained_variance": explained}
         metrics = {name: x.detach() for name, x in metrics.items()} | told | more
         return LossOutput({"all": loss + reconstruction + side}, metrics, weight=batch.live.sum())
+
+    def optimizer(self, parameter: nn.Parameter) -> Optimizer:
+        c = self.config
+        return make_optimizer(c.optimizer, parameter, c.lr, c.optimizer_eps, c.decay, start=c.square_start)
 
     def work(self, nets: Nets) -> float:
         return multiply_adds(self.spec, self.config.unroll * self.lanes, nets.parameters())

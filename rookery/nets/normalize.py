@@ -138,22 +138,24 @@ class RewardScaler(nn.Module):
         """
         if not self.enabled:
             return reward
+        sums = torch.zeros(3, dtype=torch.float64, device=reward.device)
         for columns in _turns(lane, replayed):
-            self._update(reward[:, columns], ends[:, columns], live[:, columns], lane[columns], reduce)
+            sums += self._continued(reward[:, columns], ends[:, columns], live[:, columns], lane[columns])
+        self.running.merge(reduce.sum(sums))  # one collective, however often a lane is there
         deviation = (variance(self.running.moments()) + EPSILON).sqrt()
         return (reward / deviation).to(reward.dtype).clamp_(-CLIP, CLIP)
 
-    def _update(
-        self, reward: torch.Tensor, ends: torch.Tensor, live: torch.Tensor, lane: torch.Tensor, reduce: Reduce
-    ) -> None:
-        """Of unrolls of different lanes."""
+    def _continued(
+        self, reward: torch.Tensor, ends: torch.Tensor, live: torch.Tensor, lane: torch.Tensor
+    ) -> torch.Tensor:
+        """Continue the returns of different lanes, and give the sums of their moments, [3]."""
         gain = torch.where(live, reward, 0.0).double()
         decay = torch.where(live, self.gamma, 1.0).double()
         gain[0] += decay[0] * self.returns[lane]
         decay[1:] *= ~ends[:-1]
         totals = backward_scan(gain.flip(0), decay.flip(0)).flip(0)  # the scan of values, run from past to future
         self.returns[lane] = totals[-1] * ~ends[-1]
-        self.running.merge(reduce.sum(self.running.sums(totals, live)))
+        return self.running.sums(totals, live)
 
 
 def _turns(lane: torch.Tensor, replayed: torch.Tensor | None) -> list[torch.Tensor | slice]:

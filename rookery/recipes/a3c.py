@@ -1,7 +1,8 @@
 """A3C (Mnih et al. 2016): workers that act and learn by themselves, and send gradients to one shared RMSProp.
 
 The paper's 16 threads update shared memory without locks; here one applier takes the gradients in the order of arrival.
-Its epsilon of 0.1 and clip of 40 are for sums over an unroll of 5 steps: for means, 0.1 / 25 and 40 / 5.
+Its epsilon of 0.1, clip of 40 and mean square that starts at 1 are for sums over an unroll of 5 steps: for means they
+are 0.1 / 25, 40 / 5 and 1 / 25.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from rookery.recipes import a2c
 A3C = {"topology": "async_grads", "actors": 2}
 ATARI = A3C | {
     "envs_per_actor": 1, "algo.optimizer": "rmsprop", "algo.lr": 7e-4, "algo.optimizer_eps": 4e-3,
-    "algo.max_grad_norm": 8.0,
+    "algo.square_start": 0.04, "algo.max_grad_norm": 8.0,
 }  # fmt: skip
 SMALL = A3C | {"envs_per_actor": 8, "net.normalize_obs": False, "algo.scale_reward": False}
 

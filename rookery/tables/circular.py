@@ -8,9 +8,10 @@ its actors are busy, and its actors go on while it is busy.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from rookery.core.types import Delivery, Sample
 from rookery.tables.queue import LagQueue, RoundQueue
@@ -75,9 +76,11 @@ class CircularTable(Plain):
         if not self._kept:
             return None
         drawn = self._rng.choice(self._kept)
-        fresh = 0 if drawn.uses else drawn.sample.fresh
+        batch, fresh = drawn.sample.batch, drawn.sample.fresh
+        if drawn.uses:  # statistics of observations and rewards count it once
+            batch, fresh = replace(batch, replayed=torch.ones(len(batch.lane), dtype=torch.bool)), 0
         drawn.uses += 1  # now, not after the update: its steps do not wait here any more
-        return drawn.sample._replace(fresh=fresh, keys=drawn)
+        return drawn.sample._replace(batch=batch, fresh=fresh, keys=drawn)
 
     def update(self, sample: Sample, priorities: np.ndarray | None, version: int) -> None:
         kept: Kept = sample.keys

@@ -246,3 +246,20 @@ def test_what_is_replayed_is_scaled_and_not_counted_again(lanes, replayed):
         torch.testing.assert_close(mine, theirs)
     deviation = (expected.running.m2 / expected.running.count + 1e-8).sqrt()
     torch.testing.assert_close(ours, (reward / deviation).float().clamp(-10, 10))
+
+
+def test_ranks_whose_lanes_are_there_differently_often_make_one_collective():
+    """One rank has two unrolls of one lane, the other none that is new: both wait for each other once."""
+    group = ranks(2)
+    torch.manual_seed(3)
+    reward, ends, live = torch.rand(4, 2), torch.zeros(4, 2, dtype=torch.bool), torch.ones(4, 2, dtype=torch.bool)
+    lanes = [torch.tensor([0, 0]), torch.tensor([1, 1])]
+    replayed = [None, torch.tensor([True, True])]
+
+    def work(rank):
+        scaler = RewardScaler(2, 0.9, True)
+        scaler(reward, ends, live, lanes[rank], group[rank], replayed[rank])
+        return float(scaler.running.count), float(scaler.running.mean)
+
+    first, second = agreed(together(group, work))
+    assert first == second and first[0] == 8
