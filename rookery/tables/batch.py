@@ -46,7 +46,8 @@ class Batcher:
     def __init__(self, threads: int = 0, buffers: int = 1, device: str = "cpu"):
         self._idle: deque[Arrays] = deque({} for _ in range(buffers))  # by path; made when their size is known
         self._to = None if device == "cpu" else _ToDevice(device)
-        self._inbox: queue.SimpleQueue[tuple[Load, Arrays]] = queue.SimpleQueue()
+        # Not a SimpleQueue: its `get` may wait for ever, whatever its timeout, if another thread takes what woke it.
+        self._inbox: queue.Queue[tuple[Load, Arrays]] = queue.Queue()
         self.under_way: deque[Load] = deque()  # given to threads, and not taken yet
         self._made_ahead: list[Loaded] = []  # of these, what is made; several threads finish in any order
         self._buffers = buffers
