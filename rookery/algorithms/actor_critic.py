@@ -102,7 +102,7 @@ class ActorCritic(Algorithm):
         plan = Queue(queue.lag, queue.batch, queue.loaders, queue.buffers)
         if queue.replayed:
             return Mix(plan, queue.replayed, queue.ring)
-        return Mix(plan, aux.replayed, aux.ring) if self.auxiliary.tasks and aux.replayed else plan
+        return Mix(plan, aux.replayed, aux.ring, config="algo.aux") if self.auxiliary.tasks and aux.replayed else plan
 
     def own(self, batch: Unroll) -> Unroll:
         """What the policy's own loss is computed on: not on unrolls that were replayed for auxiliary tasks only."""

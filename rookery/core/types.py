@@ -158,6 +158,7 @@ class Mix(_Unrolls):
     proportion: float
     ring: int  # unrolls that are kept, over all shards
     shards: int = 1  # rings; actor i adds to ring i % shards
+    config: str = "algo.queue"  # where a user sets `replayed` and `ring`, for error messages
 
     @property
     def in_turns(self) -> bool:

@@ -14,7 +14,9 @@ SMALL = {
     "envs_per_actor": 16, "algo.unroll": 16, "algo.optimizer": "adam", "algo.lr": 2e-3, "algo.lam": 0.95,
     "algo.entropy": 0.005, "net.normalize_obs": True, "algo.scale_reward": True,
 }  # fmt: skip
-MEMORY = {"algo.unroll": 32, "net.hidden": (64,), "net.core_size": 64}
+MEMORY = {
+    "algo.unroll": 32, "algo.lam": 1.0, "algo.lr": 3e-3, "algo.entropy": 0.0, "net.hidden": (64,), "net.core_size": 64,
+}  # fmt: skip
 
 
 def presets(atari: dict[str, Any], small: dict[str, Any], pixels: dict[str, Any], source: str) -> tuple[Preset, ...]:

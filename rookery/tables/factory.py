@@ -103,11 +103,12 @@ def check_ring(plan: Mix, shapes: Shapes, actors: int, workers: int = 1) -> None
         enough = plan.shards * max(1, -(-need // shards))
         raise UsageError(
             f"{plan.proportion:g} replayed unrolls for each of {batch} new ones need a ring of {enough} unrolls, and "
-            f"it has {plan.ring}; use a larger ring (algo.queue.ring {enough}) or replay less (algo.queue.replayed)"
+            f"it has {plan.ring}; use a larger ring ({plan.config}.ring {enough}) or replay less "
+            f"({plan.config}.replayed)"
         )
     fits, trouble = _fitting(workers * plan.ring, shapes, workers)
     if trouble:
-        advice = f"use algo.queue.ring {fits // workers} or less" if fits >= workers else "free some"
+        advice = f"use {plan.config}.ring {fits // workers} or less" if fits >= workers else "free some"
         raise UsageError(f"a ring of {workers * plan.ring:,} unrolls {trouble}; {advice}")
 
 

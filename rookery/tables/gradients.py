@@ -26,10 +26,11 @@ class Gradient(NamedTuple):
 
 
 class GradientTable(Plain):
-    rounds, paced_by_env = False, True
+    rounds = False
 
-    def __init__(self, actors: int, limits: GradientConfig):
-        self.limits = limits
+    def __init__(self, actors: int, limits: GradientConfig, paced_by_env: bool = True):
+        """`paced_by_env`: as the same plan has it in one process, or one worker alone would not repeat such a run."""
+        self.limits, self.paced_by_env = limits, paced_by_env
         self._waiting: deque[Delivery] = deque()
         self._more = [False] * actors  # whether a worker could draw another batch without acting
         self._held = [0] * actors  # steps in each worker's memory that were not trained on yet

@@ -30,7 +30,8 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
     with ProcessCrew(config, folder, signals, role="gradients") as crew:
         job = open_job(crew.spec)
         check(job)
-        table, applier = GradientTable(config.actors, config.gradients), Applier(job.learner)
+        table = GradientTable(config.actors, config.gradients, job.algorithm.plan().table.builds_items)
+        applier = Applier(job.learner)
         restore_table(job, table)
         job.threads.share(synchronous=config.actors == 1)
         crew.open(loop.prepare(job, table, {"gradient": ((applier.size,), "float32")}, applier.floats))

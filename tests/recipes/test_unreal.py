@@ -168,3 +168,11 @@ def test_an_encoder_that_is_frozen_stays_so_in_a_resumed_run(tmp_path):
     }
     assert {name for name in before.tensors if name.startswith(("nets/body.torso", "nets/body.latent"))} <= same
     assert not any(name.startswith(("nets/policy", "nets/value")) for name in same)
+
+
+def test_a_ring_without_room_names_the_field_of_the_tasks(tmp_path):
+    with pytest.raises(UsageError, match=r"need a ring of 2 unrolls.*algo\.aux\.ring 2"):
+        rookery.train(
+            "unreal", env="rookery/Catch-v0", env_steps=200, topology="serial", actors=1, envs_per_actor=1, quiet=True,
+            out=str(tmp_path / "run"), algo={"aux": {"replayed": 2.0, "ring": 1}},
+        )  # fmt: skip
