@@ -57,7 +57,7 @@ class ActorCritic(Algorithm):
         self._kept: torch.Tensor | None = None  # the frozen encoder
         self._parameters: dict[str, nn.Parameter] = {}
         self._optimizers: dict[str, Optimizer] = {}
-        if config.scale_reward:
+        if config.scale_reward and not self.not_remote:
             self.not_remote = "the applier sees no rewards to scale; use --algo.scale-reward False"
 
     def nets(self) -> Nets:

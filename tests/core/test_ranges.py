@@ -76,7 +76,7 @@ def test_what_is_wrong_is_named_with_what_it_must_be(fields, said):
 @pytest.mark.parametrize(
     "recipe, env, path, wrong",
     [
-        *(("dqn", "CartPole-v1", f"replay.{name}", 0) for name in ("batch", "prefetch", "loaders", "remove_every")),
+        *(("dqn", "CartPole-v1", f"replay.{name}", 0) for name in ("batch", "prefetch", "remove_every")),
         ("dqn", "CartPole-v1", "replay.samples_per_insert", -1.0),
         ("dqn", "CartPole-v1", "replay.slack", -1.0),
         ("dqn", "CartPole-v1", "replay.alpha", -0.5),

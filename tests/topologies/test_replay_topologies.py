@@ -295,8 +295,9 @@ def test_a_killed_worker_is_replaced_and_its_memory_counted(tmp_path):
 
 
 BESIDE_THE_POINT = [
-    ("ppo", "CartPole-v1", {}, "no replay memory"),
-    ("ddpg", "Pendulum-v1", {}, "targets would not follow"),
+    ("ppo", "CartPole-v1", {}, "several passes over a batch"),
+    ("ddpg", "Pendulum-v1", {}, "target networks of a worker would not follow"),
+    ("a2c", "CartPole-v1", {"net": {"normalize_obs": False}}, "no rewards to scale"),
     ("dqn", "CartPole-v1", {"net": {"normalize_obs": True}}, "no observations to normalise by"),
 ]
 

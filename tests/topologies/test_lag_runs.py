@@ -110,7 +110,7 @@ def test_loaders_and_buffers_change_nothing_in_one_process(tmp_path):
 
 def test_a_circular_buffer_and_a_ring_repeat_too(tmp_path, lags):
     circular = {"circular": {"batches": 2, "uses": 2}, "target_period": 4}
-    for recipe, algo in (("impact", circular), ("impala", {"queue": {"replayed": 1.5}})):
+    for recipe, algo in (("impact", circular), ("impala", {"queue": {"replayed": 1.5, "batch": 2}})):
         runs = [train(tmp_path / f"{recipe}{number}", recipe, "serial", 1, algo=algo) for number in range(2)]
         assert differing(*runs) == []
         told = runs[0].summary["replay"]
