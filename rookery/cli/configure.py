@@ -22,7 +22,10 @@ EXTRA = {  # flags of the command line that are no fields of a run
     "preset": (str, "take this row of the recipe's table, whatever the environment (`rookery recipes`)"),
     "trust": (tuple[str, ...], "modules that a stored run may import and call, besides those on the list of Rookery"),
 }
-ABOUT = "Short forms: --core for --net.core, --precision for --net.precision; 1e6, 100k and 2M are numbers."
+ABOUT = (
+    "Short forms: --core for --net.core, --precision for --net.precision, --lag for --algo.queue.lag; 1e6, 100k and 2M "
+    "are numbers."
+)
 
 
 def config_for(recipe: str, words: list[str], prog: str) -> RunConfig:
