@@ -132,7 +132,7 @@ def test_a_learner_slower_than_its_actors_for_long(actors, batch, lag, loaders):
 @pytest.mark.parametrize("loaders", [0, 1, 2])
 def test_a_slow_actor_loses_its_own_unrolls_and_nobody_elses(loaders):
     """Its unrolls come when they are too old, or will be when their turn comes; those beside them are trained on."""
-    table = table_of(3, 2, 3, loaders)
+    table = table_of(3, 2, 1, loaders)
     crew, slow = Actors(table, 3), 2
     for _ in range(800):
         if crew.version == 100:
@@ -141,26 +141,25 @@ def test_a_slow_actor_loses_its_own_unrolls_and_nobody_elses(loaders):
         while any(crew.orders[:slow]):
             crew.deliver(crew.first(slow))
             crew.supply()
-        if crew.orders[slow] and crew.version - crew.orders[slow][0][1] >= 3 + crew.version % 2:
+        if crew.orders[slow] and crew.version - crew.orders[slow][0][1] > crew.version % 2:
             crew.deliver(slow)
         while work(crew.queue._batcher):
             pass
         crew.learn()
         crew.balanced()
     lost = set(range(crew.source.made)) - set(crew.trained) - crew.source.out
-    assert max(crew.lags) == 3 and len(lost) > 20
+    assert max(crew.lags) == 1 and len(lost) > 20
     assert {crew.owner[code] for code in lost} == {slow}
     assert crew.dropped == steps_of(*lost) and table.stats()["late_share"] == len(lost) / (len(lost) + 200)
 
 
 events = st.lists(
-    st.tuples(st.sampled_from(["others", "others", "deliver", "learn", "learn", "learn", "fail"]), st.integers(0, 3)),
-    min_size=30,
-    max_size=60,
+    st.tuples(st.sampled_from(["deliver", "deliver", "deliver", "learn", "learn", "fail"]), st.integers(0, 3)),
+    max_size=80,
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(1, 3), events)
 def test_loaders_change_nothing_about_what_is_trained_on_and_what_is_dropped(batch, lag, loaders, buffers, script):
     """Whatever the order in which actors deliver, against the same queue without loaders."""
@@ -173,12 +172,11 @@ def test_loaders_change_nothing_about_what_is_trained_on_and_what_is_dropped(bat
             for crew in (plain, ahead):
                 crew.order(actor)
         for crew in (plain, ahead):
-            for actor in range(actors):
-                if crew.orders[actor] and name in ("deliver", "others") and (name == "deliver") == (actor == number):
-                    crew.deliver(actor)
-            if name == "fail" and number == 0:
+            if name == "deliver" and crew.orders[number % actors]:
+                crew.deliver(number % actors)
+            elif name == "fail" and number == 0:
                 crew.fail(0)
-            if name == "learn":
+            elif name == "learn":
                 crew.learn()
         if name == "learn" and ahead.version < plain.version:
             while work(ahead.table._batcher, lambda many: many - 1):
@@ -261,7 +259,7 @@ test_machine = pytest.mark.usefixtures("hands")(Machine.TestCase)
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 3), st.integers(1, 2), st.integers(0, 2), st.integers(1, 3), st.integers(1, 3),
-    st.lists(st.integers(0, 4), min_size=20, max_size=40),
+    st.lists(st.integers(0, 4), min_size=1, max_size=60),
 )  # fmt: skip
 def test_a_circular_buffer_drops_nothing_of_actors_that_deliver_in_order(batch, lag, loaders, kept, uses, pauses):
     """However long the learner goes on with what it has, meanwhile: (lag + batches) * uses updates at most."""
