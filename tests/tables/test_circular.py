@@ -121,8 +121,8 @@ def test_memory_is_given_back_when_a_batch_has_left_and_not_before():
 
 
 @pytest.mark.parametrize("queue", [RoundQueue, LagQueue])
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 3), st.integers(1, 3), st.lists(st.booleans(), min_size=20, max_size=60), st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 3), st.lists(st.booleans(), max_size=60), st.integers(0, 99))
 def test_against_a_list_of_batches(queue, batches, uses, script, seed):
     """`script`: an unroll comes, or the learner takes what there is."""
     run, kept, waiting, used = Script(batches, uses, queue, seed), [], [], Counter()

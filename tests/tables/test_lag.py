@@ -130,21 +130,6 @@ def test_a_learner_slower_than_its_actors_for_long(actors, batch, lag, loaders):
 
 
 @pytest.mark.parametrize("loaders", [0, 1, 2])
-def test_an_unroll_that_is_too_old_for_its_turn_does_not_take_its_batch_with_it(loaders):
-    """The third is one version old, and will be two when the second batch is trained on."""
-    table, source = LagQueue(1, batch=2, max_lag=1, batcher=Batcher(loaders, 2)), Source()
-    for version in (1, 1, 0, 1, 1):
-        table.ordered(0, version)
-        table.insert(source(0, version))
-    for version, expected in ((1, [0, 1]), (2, [3, 4])):
-        while (sample := table.next(version, 0.0)) is None:
-            assert work(table._batcher), "there is nothing to wait for"
-        assert codes(sample) == expected
-        table.update(sample, None, version + 1)
-    assert table.losses().dropped == {"too_old": steps_of(2)} and len(table) == 0 and not source.out
-
-
-@pytest.mark.parametrize("loaders", [0, 1, 2])
 def test_a_slow_actor_loses_its_own_unrolls_and_nobody_elses(loaders):
     """Its unrolls come when they are too old, or will be when their turn comes; those beside them are trained on."""
     table = table_of(3, 2, 1, loaders)
@@ -169,13 +154,12 @@ def test_a_slow_actor_loses_its_own_unrolls_and_nobody_elses(loaders):
 
 
 events = st.lists(
-    st.tuples(st.sampled_from(["others", "others", "deliver", "learn", "learn", "learn", "fail"]), st.integers(0, 3)),
-    min_size=30,
-    max_size=60,
+    st.tuples(st.sampled_from(["deliver", "deliver", "deliver", "learn", "learn", "fail"]), st.integers(0, 3)),
+    max_size=80,
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(1, 3), events)
 def test_loaders_change_nothing_about_what_is_trained_on_and_what_is_dropped(batch, lag, loaders, buffers, script):
     """Whatever the order in which actors deliver, against the same queue without loaders."""
@@ -188,12 +172,11 @@ def test_loaders_change_nothing_about_what_is_trained_on_and_what_is_dropped(bat
             for crew in (plain, ahead):
                 crew.order(actor)
         for crew in (plain, ahead):
-            for actor in range(actors):
-                if crew.orders[actor] and name in ("deliver", "others") and (name == "deliver") == (actor == number):
-                    crew.deliver(actor)
-            if name == "fail" and number == 0:
+            if name == "deliver" and crew.orders[number % actors]:
+                crew.deliver(number % actors)
+            elif name == "fail" and number == 0:
                 crew.fail(0)
-            if name == "learn":
+            elif name == "learn":
                 crew.learn()
         if name == "learn" and ahead.version < plain.version:
             while work(ahead.table._batcher, lambda many: many - 1):
@@ -240,22 +223,9 @@ class Machine(RuleBasedStateMachine):
         busy = [actor for actor, orders in enumerate(self.crew.orders) if orders]
         self.crew.deliver(data.draw(st.sampled_from(busy)), newer)
 
-    @rule(slow=st.integers(0, 3))
-    def go_on_without(self, slow):
-        """All others deliver what they were told to, and the learner takes it."""
-        self.crew.supply()
-        for actor in range(len(self.crew.orders)):
-            while actor != slow and self.crew.orders[actor]:
-                self.crew.deliver(actor)
-        for _ in range(3):
-            while work(self.crew.queue._batcher):
-                pass
-            self.crew.learn()
-
-    @rule(actor=st.integers(0, 15))
+    @rule(actor=st.integers(0, 3))
     def fail(self, actor):
-        if actor < len(self.crew.orders):
-            self.crew.fail(actor)
+        self.crew.fail(actor % len(self.crew.orders))
 
     @rule(number=st.integers(0, 1))
     def work(self, number):
@@ -289,7 +259,7 @@ test_machine = pytest.mark.usefixtures("hands")(Machine.TestCase)
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 3), st.integers(1, 2), st.integers(0, 2), st.integers(1, 3), st.integers(1, 3),
-    st.lists(st.integers(0, 4), min_size=20, max_size=40),
+    st.lists(st.integers(0, 4), min_size=1, max_size=60),
 )  # fmt: skip
 def test_a_circular_buffer_drops_nothing_of_actors_that_deliver_in_order(batch, lag, loaders, kept, uses, pauses):
     """However long the learner goes on with what it has, meanwhile: (lag + batches) * uses updates at most."""
