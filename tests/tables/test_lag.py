@@ -200,7 +200,7 @@ class Machine(RuleBasedStateMachine):
         actors = min(actors, (lag + 1) * batch)
         self.crew = Actors(table_of(actors, batch, lag, loaders, circular), actors)
         self.bound, self.most, self.circular = lag, (lag + 1) * batch, circular
-        self.newer = 0  # unrolls with newer weights than at their order: one that was given up may come in time after all
+        self.newer = 0  # unrolls with newer weights than at their order: one that was given up may be in time
         if circular is not None:
             kept, uses = circular
             self.bound = (lag + kept) * uses
