@@ -84,7 +84,8 @@ def vtrace(
 ) -> VTrace:
     """V-trace targets and advantages; log_rho is log pi(a) - log mu(a) of the action taken.
 
-    rho_clip fixes what the values converge to, c_clip how fast; math.inf means no clip.
+    rho_clip fixes what the values converge to, c_clip how fast; math.inf means no clip. With lam < 1 the advantage's
+    successor is lam * vs + (1 - lam) * value, so that both results are the lam-return's and on-policy they are GAE's.
     """
     _check(reward, discount, continues, value)
     assert log_rho.shape == reward.shape, (log_rho.shape, reward.shape)
@@ -93,14 +94,14 @@ def vtrace(
     bootstrap = value[1:]
     delta = ratio.clamp(max=rho_clip) * (reward + discount * bootstrap - value[:-1])
     vs = value[:-1] + backward_scan(delta, discount * continues * ratio.clamp(max=c_clip) * lam)
-    target = reward + discount * _successor(vs, bootstrap, continues)
+    target = reward + discount * _successor(vs, bootstrap, continues * lam)
     return VTrace(vs, ratio.clamp(max=pg_rho_clip) * (target - value[:-1]))
 
 
-def _successor(target: Tensor, bootstrap: Tensor, continues: Tensor) -> Tensor:
-    """The next row's target where the episode goes on; the bootstrap value where it, or the unroll, is cut."""
+def _successor(target: Tensor, bootstrap: Tensor, share: Tensor) -> Tensor:
+    """The next row's target by its share; the bootstrap value for the rest, and where the episode or unroll is cut."""
     successor = bootstrap.clone()
-    successor[:-1].lerp_(target[1:], continues[:-1])
+    successor[:-1].lerp_(target[1:], share[:-1])
     return successor
 
 

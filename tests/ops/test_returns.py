@@ -174,7 +174,7 @@ def naive_vtrace(ratio, r, v, term, trunc, gamma, lam, rho_clip, c_clip, pg_clip
                 break
     for s in range(len(r)):
         cut = trunc[s] or s + 1 == len(r)
-        follower = 0 if term[s] else v[s + 1] if cut else vs[s + 1]
+        follower = 0 if term[s] else v[s + 1] if cut else lam * vs[s + 1] + (1 - lam) * v[s + 1]
         pg[s] = pg_rho[s] * (r[s] + gamma * follower - v[s])
     return vs, pg
 
@@ -248,14 +248,16 @@ def test_on_policy_vtrace_is_the_return_and_with_lam_it_is_gae(trace, gamma, lam
     log_rho, *args = tensors(*trace, gamma)
     on_policy = torch.zeros_like(log_rho)
     same(vtrace(on_policy, *args).vs, nstep_return(*args))
-    same(vtrace(on_policy, *args, lam=lam).vs - args[-1][:-1], gae(*args, lam))
+    result = vtrace(on_policy, *args, lam=lam)
+    same(result.vs - args[-1][:-1], gae(*args, lam))
+    same(result.pg_advantage, gae(*args, lam))
 
 
 @exact
-@given(traces(), unit, st.sampled_from([0.5, 1.0, 2.0]))
-def test_with_equal_clips_and_lam_1_the_pg_advantage_is_vs_minus_value(trace, gamma, clip):
+@given(traces(), unit, unit, st.sampled_from([0.5, 1.0, 2.0]))
+def test_with_equal_clips_the_pg_advantage_is_vs_minus_value(trace, gamma, lam, clip):
     log_rho, reward, discount, continues, value = tensors(*trace, gamma)
-    result = vtrace(log_rho, reward, discount, continues, value, 1.0, clip, clip, clip)
+    result = vtrace(log_rho, reward, discount, continues, value, lam, clip, clip, clip)
     same(result.pg_advantage, result.vs - value[:-1])
 
 
