@@ -29,6 +29,10 @@ _TASKS: dict[str, dict[str, Any]] = {
         "entry_point": "rookery.envs.catch:Catch",
         "vector_entry_point": "rookery.envs.catch:CatchVector",
     },
+    "rookery/GridNav-v0": {
+        "entry_point": "rookery.envs.gridnav:GridNav",
+        "vector_entry_point": "rookery.envs.gridnav:GridNavVector",
+    },
     "rookery/PixelSwitch-v0": {
         "entry_point": "rookery.envs.probe:PixelSwitch",
         "vector_entry_point": "rookery.envs.probe:PixelSwitchVector",

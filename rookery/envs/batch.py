@@ -39,7 +39,7 @@ class Batch(VectorEnv):
         """Step every lane: reward, terminated, truncated, all [B]. What it does to lanes that had ended is undone."""
 
     @abstractmethod
-    def observe(self) -> np.ndarray: ...
+    def observe(self) -> Any: ...
 
     @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
@@ -47,7 +47,7 @@ class Batch(VectorEnv):
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             seeds = [seed + lane for lane in range(self.num_envs)] if isinstance(seed, int) else seed
             self.generators = [seeding.np_random(int(each))[0] for each in seeds]
@@ -57,7 +57,7 @@ class Batch(VectorEnv):
             self.begin(lane, generator)
         return self.observe(), {}
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         reward, terminated, truncated = self.advance(actions)
         before = self.ended
         if before.any():
