@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 from rookery.core.ranges import Count, NotNegative, Positive, Share, Whole
 
 AlgoConfig = TypeVar("AlgoConfig")
-Torso = Literal["auto", "mlp", "tiny", "compact", "nips", "nature", "impala"]
+Torso = Literal["auto", "mlp", "tiny", "compact", "nips", "nature", "impala", "resnet"]
 
 
 @dataclass(frozen=True)

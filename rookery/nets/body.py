@@ -99,8 +99,8 @@ class Body(nn.Module):
             return shapes
         raise UsageError(
             f"the torso {type(self.torso).__name__} has no spatial map of an image, which this network needs; with "
-            "image observations use net.torso 'tiny', 'nips', 'nature' or 'impala', or give the class of net.module "
-            "`map_shapes` and `with_maps` (see docs/your-network.md)"
+            "image observations use net.torso 'tiny', 'nips', 'nature', 'impala' or 'resnet', or give the class of "
+            "net.module `map_shapes` and `with_maps` (see docs/your-network.md)"
         )
 
     def _recurrent(self, features: torch.Tensor, state: Tree, reset: torch.Tensor | None) -> tuple[torch.Tensor, Tree]:

@@ -5,6 +5,7 @@
 - `nips`: the shallow network of A3C, UNREAL and IMPALA (first in Mnih et al. 2013, at a NIPS workshop).
 - `nature`: DQN, Mnih et al. 2015.
 - `impala`: the deep residual network of IMPALA, Espeholt et al. 2018.
+- `resnet`: the residual network of DD-PPO with GroupNorm, Wijmans et al. 2020 (`resnet.py`).
 
 Images arrive as they are stored: uint8 or float, (C, H, W), (H, W, C) or (H, W). uint8 pixels are divided by 255,
 floats are taken as they are. Convolutions run in channels_last memory format, which on CPUs is the faster one in
@@ -25,6 +26,7 @@ from rookery.core.config import NetConfig
 from rookery.core.errors import UsageError
 from rookery.core.types import Leaf
 from rookery.nets.init import HIDDEN_GAIN, linear, orthogonal
+from rookery.nets.resnet import ResNet
 
 CHUNK = 64  # images per pass on a CPU: their activations fit its cache, and memory is reused instead of mapped again
 MIN_PIXELS = {"nature": 36, "nips": 20, "compact": 10}  # per side: with fewer, the last convolution has no output
@@ -42,8 +44,8 @@ def cnn(leaf: Leaf, net: NetConfig) -> Encoder:
             f"torso {kind!r} needs {least}x{least} pixels or more and this image has {height}x{width}; "
             "use torso 'tiny', 'impala' or 'auto'"
         )
-    stack = STACKS[kind](channels)
-    encoder = Encoder(stack, (channels, height, width), last, net.features, net.standardize)
+    stack, map_shape = _stack(kind, (channels, height, width))
+    encoder = Encoder(stack, map_shape, last, net.features, net.standardize)
     if kind == "tiny" and min(height, width) >= MIN_PIXELS["nature"]:  # chosen by name: `auto` takes nature here
         warnings.warn(
             f"torso 'tiny' is for images of a few pixels: it halves the resolution only once, so its map of this "
@@ -57,16 +59,13 @@ class Encoder(nn.Module):
     """Image in, convolutions, one linear layer if `features` is its width and not 0, features out."""
 
     def __init__(
-        self, stack: nn.Module, image: tuple[int, int, int], last: bool, features: int, standardize: bool = False
+        self, stack: nn.Module, map_shape: tuple[int, int, int], last: bool, features: int, standardize: bool = False
     ):
         super().__init__()
         self.standardize = standardize
-        for module in stack.modules():
-            if isinstance(module, nn.Conv2d):
-                orthogonal(module, HIDDEN_GAIN)
         self.last = last
-        self.map_shape = _outputs(stack, image)
-        size = math.prod(self.map_shape)
+        self.map_shape = map_shape  # what the stack makes of an image: (C, H, W)
+        size = math.prod(map_shape)
         self.stack = stack.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
         self.linear = linear(size, features) if features else None
         self.features = features or size
@@ -165,6 +164,18 @@ def _impala(channels: int) -> nn.Module:
 
 
 STACKS = {"tiny": _tiny, "compact": _compact, "nips": _nips, "nature": _nature, "impala": _impala}
+
+
+def _stack(kind: str, image: tuple[int, int, int]) -> tuple[nn.Module, tuple[int, int, int]]:
+    """Convolutions with their initial weights, and the shape (C, H, W) of what they make of an image."""
+    if kind == "resnet":
+        resnet = ResNet(*image)
+        return resnet, resnet.map_shape
+    stack = STACKS[kind](image[0])
+    for module in stack.modules():
+        if isinstance(module, nn.Conv2d):
+            orthogonal(module, HIDDEN_GAIN)
+    return stack, _outputs(stack, image)
 
 
 def _outputs(stack: nn.Module, image: tuple[int, int, int]) -> tuple[int, int, int]:
