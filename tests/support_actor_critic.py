@@ -195,7 +195,9 @@ class Table:
                 total += gamma ** (k - start) * trace * delta
             return total
 
-        behind = target(t + 1) if t + 1 < span.stop else self.bootstrap(model, t, b)
+        behind = self.bootstrap(model, t, b)
+        if t + 1 < span.stop:
+            behind = lam * target(t + 1) + (1 - lam) * behind
         advantage = min(pg, ratio(t, b)) * (self.reward[t, b] + gamma * behind - model.value(self.obs[t, b]))
         return target(t), advantage
 

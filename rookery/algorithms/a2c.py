@@ -66,7 +66,7 @@ class A2C(ActorCritic):
         tasks, batch = batch, self.own(batch)
         params, value, code = self.forward(nets, batch)
         logp, entropy = nets["policy"].logp_entropy(params, batch.action)
-        discount, continues = discounts(batch.terminated, batch.truncated, config.gamma)
+        discount, continues = discounts(batch.terminated, batch.truncated, config.gamma, live=batch.live)
         advantage = gae(batch.reward, discount, continues, value.detach(), config.lam)
         value = value[:-1]
         target = advantage + value.detach()

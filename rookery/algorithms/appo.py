@@ -149,7 +149,7 @@ class APPO(ActorCritic):
         batch = self.own(tasks)
         reward, weight = batch.reward, batch.live.to(torch.float32)
         params, value = self._evaluated(nets, batch)
-        discount, continues = discounts(batch.terminated, batch.truncated, config.gamma, value.dtype)
+        discount, continues = discounts(batch.terminated, batch.truncated, config.gamma, value.dtype, batch.live)
         target_logp, _ = nets["policy"].logp_entropy(_as_params(params), batch.action)
         log_rho = target_logp - batch.logp
         if config.correction == "vtrace":

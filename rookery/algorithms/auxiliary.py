@@ -103,7 +103,7 @@ class Auxiliary:
         q = head(features)  # [T+1, B, A, h, w]
         change = pixel_change(self._frames(batch.obs[self.image]), self.aux.cell)
         target = pixel_control_target(
-            change, *discounts(batch.terminated, batch.truncated, self.aux.gamma), q.detach()
+            change, *discounts(batch.terminated, batch.truncated, self.aux.gamma, live=batch.live), q.detach()
         )  # fmt: skip
         return masked_mean(pixel_control_loss(q[:-1], batch.action, target), batch.live)
 
@@ -120,7 +120,8 @@ class Auxiliary:
         value = nets["value"](features) if "value_body" not in nets else nets["value"](
             nets["value_body"].sequence(nets["normalizer"](batch.obs), {}, None)[0]
         )  # fmt: skip
-        target = nstep_return(batch.reward, *discounts(batch.terminated, batch.truncated, self.gamma), value.detach())
+        factors = discounts(batch.terminated, batch.truncated, self.gamma, live=batch.live)
+        target = nstep_return(batch.reward, *factors, value.detach())
         return masked_mean(value_loss(value[:-1], target), batch.live)
 
 

@@ -84,8 +84,8 @@ class IMPALA(ActorCritic):
         log_rho = logp.detach() - batch.logp
         traced = vtrace(
             log_rho if config.correct else torch.zeros_like(log_rho), batch.reward,
-            *discounts(batch.terminated, batch.truncated, config.gamma, value.dtype), value.detach(), config.lam,
-            config.rho_clip, config.c_clip, config.pg_rho_clip,
+            *discounts(batch.terminated, batch.truncated, config.gamma, value.dtype, batch.live),
+            value.detach(), config.lam, config.rho_clip, config.c_clip, config.pg_rho_clip,
         )  # fmt: skip
         value = value[:-1]
 

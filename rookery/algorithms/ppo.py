@@ -113,7 +113,7 @@ class PPO(ActorCritic):
         tasks = tree.replace(batch, reward=self.scaled_reward(nets, batch, reduce))
         batch = self.own(tasks)
         value = self._values(nets, batch)  # [T+1, B]
-        discount, continues = discounts(batch.terminated, batch.truncated, config.gamma)
+        discount, continues = discounts(batch.terminated, batch.truncated, config.gamma, live=batch.live)
         advantage = gae(batch.reward, discount, continues, value, config.lam)
         target = advantage + value[:-1]
         weight = batch.live.to(torch.float32)

@@ -19,6 +19,9 @@ class Unroll:
     the next unroll's row 0. Resets happen on the step after an end ("next-step reset"): if row t ends an episode,
     obs[t+1] is its final observation, and row t+1 is not live: its action was ignored, its reward is 0, it has no
     loss weight and is not an environment step.
+
+    An unroll may be cut short: its last rows are dead then, and all of their observations are the one behind the last
+    step. So a live row with a dead one behind it is the last of its trace, whether or not its episode has ended.
     """
 
     obs: Tree  # [T+1, B, ...]

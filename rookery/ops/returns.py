@@ -26,13 +26,24 @@ class VTrace(NamedTuple):
 
 
 def discounts(
-    terminated: Tensor, truncated: Tensor, gamma: float, dtype: torch.dtype = torch.float32
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    dtype: torch.dtype = torch.float32,
+    live: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Discount and continuation of every row, from its two end flags (bool)."""
+    """Discount and continuation of every row, from its two end flags (bool).
+
+    With `live`, a row also ends its trace if the row behind it is dead: so an unroll that was cut short bootstraps from
+    the value of the observation behind its last step, and its episode goes on in the next one.
+    """
     assert terminated.shape == truncated.shape, (terminated.shape, truncated.shape)
     discount = terminated.logical_not().to(dtype).mul_(gamma)
-    continues = (terminated | truncated).logical_not().to(dtype)
-    return discount, continues
+    passes = (terminated | truncated).logical_not()
+    if live is not None:
+        assert live.shape == terminated.shape, (live.shape, terminated.shape)
+        passes[:-1] &= live[1:]
+    return discount, passes.to(dtype)
 
 
 @torch.no_grad()

@@ -25,6 +25,8 @@ from rookery.envs.lanes import LaneFault, Lanes
 from rookery.nets.modules import Nets
 from rookery.roles.episodes import Episodes
 
+CUT = object()  # the answer of `tick` that ends an unroll before its last row
+
 
 class Actor:
     def __init__(self, algorithm: Algorithm, nets: Nets, lanes: Lanes, seed: int, index: int = 0):
@@ -32,6 +34,7 @@ class Actor:
         self.plan = algorithm.plan()
         self.seed, self.index = seed, index
         self.first_lane = index * lanes.count
+        lanes.number_lanes(self.first_lane)
         self.sequence = 0  # number of the next unroll
         self.attempt = 0  # how often that one was given up
         self._explore = Explore(torch.Generator(), self.first_lane + np.arange(lanes.count))
@@ -40,7 +43,7 @@ class Actor:
         """Begin new episodes in every lane; `life` names this start, so that a restart does not repeat episodes."""
         count = self.lanes.count
         seeds = [seed_of(self.seed, "env", self.first_lane + lane, life) % 2**31 for lane in range(count)]
-        self.episodes = Episodes(count, self.first_lane)
+        self.episodes = Episodes(count, self.first_lane, self.lanes.take_infos)
         self._state = self.algorithm.initial_state(self.nets, count)
         self._forgive()
         try:
@@ -58,6 +61,9 @@ class Actor:
     def unroll(self, out: Unroll, version: int, tick: Callable[[int], object] | None = None) -> ActorReport:
         """Fill `out` (numpy arrays) with the next T steps. `tick(row)` is called before each vector step.
 
+        If it answers CUT (not in row 0) the unroll is cut short: the rows from there on are dead, the first of them has
+        the observation that the last step led to, and the next unroll goes on from it.
+
         An EnvError ends it. If that is `mendable`, the other lanes have continued: `mend`, and start this unroll again.
         """
         started = perf_counter()
@@ -70,20 +76,24 @@ class Actor:
         # Episodes are told in the game's own points where the reward that trains is clipped.
         score = np.empty(out.reward.shape, np.float64) if self.lanes.score is not None else None
         env_s = inference_s = 0.0
+        rows = plan.unroll
         out.live[0] = live
         out.version[:], out.lane[:] = version, explore.lane
         tree.map(lambda row, now: np.copyto(row[0], now), out.obs, self._obs)
         try:
             with torch.inference_mode():
                 for row in range(plan.unroll):
-                    if tick is not None:
-                        tick(row)
+                    if tick is not None and tick(row) is CUT and row:
+                        rows = row
                     if recurrent and row % plan.chunk == 0:
                         tree.map(lambda to, now: np.copyto(to[row // plan.chunk], now.numpy()), out.state0, state)  # noqa: B023
                     t0 = perf_counter()
                     output = act(nets, obs_in[row], state, explore)
                     action = np.asarray(output.action)
                     t1 = perf_counter()
+                    if row == rows:
+                        _cut(out, row, action, output)
+                        break
                     obs, reward, terminated, truncated = step(action)
                     t2 = perf_counter()
                     inference_s += t1 - t0
@@ -101,18 +111,20 @@ class Actor:
             raise self._give_up(fault, out, row, output, score) from fault
         self._state = tree.map(torch.clone, state)
         self._obs = tree.map(lambda rows: rows[-1].copy(), out.obs)
-        report = self._finish(out, out.reward if score is None else score)
+        report = self._finish(out, rows, out.reward if score is None else score)
         report.env_s, report.inference_s, report.total_s = env_s, inference_s, perf_counter() - started
         self.sequence, self.attempt = self.sequence + 1, 0
         return report
 
-    def _finish(self, out: Unroll, points: np.ndarray) -> ActorReport:
-        ends = out.terminated | out.truncated
-        np.logical_not(ends[:-1], out=out.live[1:])
+    def _finish(self, out: Unroll, rows: int, points: np.ndarray) -> ActorReport:
+        """Which of the first `rows` rows are live, and the episodes that ended in them."""
+        ends = (out.terminated | out.truncated)[:rows]
+        np.logical_not(ends[:-1], out=out.live[1:rows])
+        out.live[rows:] = False
         self._check_actions(out.action)
-        episodes = self._ended + self.episodes.walk(ends, out.live, points)
+        episodes = self._ended + self.episodes.walk(ends, out.live[:rows], points[:rows])
         self._ended = []
-        return ActorReport(live_steps(out, self.plan.unroll), episodes)
+        return ActorReport(live_steps(out, rows), episodes)
 
     # A lane that fails: the others take the step to its end, and go on from there once it is mended.
 
@@ -191,7 +203,7 @@ class Actor:
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         self._forgive()
-        self.episodes = Episodes(self.lanes.count, self.first_lane)
+        self.episodes = Episodes(self.lanes.count, self.first_lane, self.lanes.take_infos)
         self.episodes.load(snapshot)
         self.lanes.set_state(snapshot["env"])
         self._obs, self.sequence = snapshot["obs"], int(snapshot["sequence"])
@@ -210,6 +222,23 @@ def _write(
         rows[row + 1] = obs[name]
     for name, value in output.extras.items():
         out.extras[name][row] = value.numpy()
+
+
+def _cut(out: Unroll, row: int, action: np.ndarray, output: ActOutput) -> None:
+    """Fill the rows from this one on, in which no step is taken: finite numbers, and the last observation again.
+
+    Of this row we know what the policy would have done: its stored value is what the last step bootstraps from.
+    """
+    out.action[row:], out.logp[row:] = action, output.logp
+    out.reward[row:] = 0.0
+    out.terminated[row:] = out.truncated[row:] = False
+    for rows in out.obs.values():
+        rows[row + 1 :] = rows[row]
+    for name, value in output.extras.items():
+        out.extras[name][row:] = value.numpy()
+    for states in tree.leaves(out.state0):
+        chunk = len(out.live) // len(states)
+        states[row // chunk + 1 :] = 0.0
 
 
 def _rows(obs: dict[str, np.ndarray]) -> list[dict[str, torch.Tensor]]:

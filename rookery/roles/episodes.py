@@ -6,16 +6,20 @@ trained on. Not here: rows and what is in them (`actor.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from rookery.core.types import Episode
 
+Infos = list[list[dict[str, float]]] | None
+
 
 class Episodes:
-    def __init__(self, count: int, first_lane: int):
-        self.count, self.first_lane = count, first_lane
+    def __init__(self, count: int, first_lane: int, take_infos: Callable[[], Infos] = lambda: None):
+        """`take_infos`: what the environments told of the episodes that have ended since the last walk, by lane."""
+        self.count, self.first_lane, self._take_infos = count, first_lane, take_infos
         self.number = np.zeros(count, np.int64)  # episodes that this environment has finished
         self.total = np.zeros(count, np.float64)  # return and length of the open one
         self.length = np.zeros(count, np.int64)
@@ -28,15 +32,15 @@ class Episodes:
 
     def walk(self, ends: np.ndarray, live: np.ndarray, points: np.ndarray) -> list[Episode]:
         """Take these rows [R, B] in; the episodes that end in them."""
-        found = []
+        found, infos = [], self._take_infos()
         total = self.total + np.cumsum(points, axis=0, dtype=np.float64)
         length = self.length + np.cumsum(live, axis=0)
         for lane in range(self.count):
             spent, walked = 0.0, 0
-            for row in np.flatnonzero(ends[:, lane]):
-                found.append(
-                    Episode(self.first_lane + lane, float(total[row, lane] - spent), int(length[row, lane] - walked))
-                )
+            for index, row in enumerate(np.flatnonzero(ends[:, lane])):
+                points_of, steps = float(total[row, lane] - spent), int(length[row, lane] - walked)
+                info = {} if infos is None else infos[lane][index]
+                found.append(Episode(self.first_lane + lane, points_of, steps, info))
                 spent, walked = total[row, lane], length[row, lane]
                 self.number[lane] += 1
             self.total[lane], self.length[lane] = total[-1, lane] - spent, length[-1, lane] - walked
