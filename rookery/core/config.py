@@ -133,6 +133,18 @@ class GradientConfig:
 
 
 @dataclass(frozen=True)
+class GroupConfig:
+    """Several learners that train together (topology allreduce)."""
+
+    crew: Literal["inline", "processes", "ready"] = "inline"  # who acts in a rank: itself; actor processes; see VER
+    workers: Whole = 0  # crew ready: processes that step the environments; 0: one for each environment
+    timeout: Positive = 300.0  # seconds that a rank waits for the others in one exchange
+    join: Positive = 30.0  # seconds to find each other at the start
+    preempt: Share = 1.0  # share of the ranks that have finished their rollout when the others stop theirs; 1: never
+    preempt_after: Share = 0.25  # of a rollout that every rank completes
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     every: Count = 100_000  # environment steps between two checkpoints
     keep: Count = 3  # newest ones kept, besides the best
@@ -154,22 +166,25 @@ class RunConfig(Generic[AlgoConfig]):
     env_steps: Count = 100_000  # length of the run, in environment steps
     seed: int = 1  # root of every random stream
     out: str = ""  # run folder; empty: runs/<recipe>-<env>-<seed>-<time>
-    topology: Literal["serial", "local", "async_grads"] = "serial"  # one process; with actors; with workers
-    actors: Count = 1  # actors, each with envs_per_actor environments
+    topology: Literal["serial", "local", "async_grads", "allreduce"] = "serial"  # one process; actors; workers; ranks
+    ranks: Count = 1  # learners that train together, each with its own actors (topology allreduce)
+    actors: Count = 1  # actors (of each rank), each with envs_per_actor environments
     envs_per_actor: Count = 8  # environments stepped together by one actor
     device: Literal["cpu", "cuda"] = "cpu"  # where the learner computes
     threads: Whole = 0  # threads the learner computes with; 0: every core, or one if the work is small
     compile: bool = False  # torch.compile the loss
     target_return: float | None = None  # stop when the mean of the last 100 episodes reaches it
+    metrics_from_info: tuple[str, ...] = ()  # numbers in `info` at an episode's end to log; none: those it declares
     quiet: bool = False  # no panel
     log_every: NotNegative = 1.0  # seconds between two records in metrics.jsonl
     fault_plan: str = ""  # e.g. "actor[1]@env_step=137:sigkill"; for tests of your own reliability
     debug: bool = False  # poison freed slots, check more
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     gradients: GradientConfig = field(default_factory=GradientConfig)
+    group: GroupConfig = field(default_factory=GroupConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
 
     @property
     def lanes(self) -> int:
         """Environments in the whole run."""
-        return self.actors * self.envs_per_actor
+        return self.ranks * self.actors * self.envs_per_actor

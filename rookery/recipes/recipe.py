@@ -58,7 +58,7 @@ class Recipe:
 
 def _actors(config: RunConfig, overrides: dict[str, Any]) -> dict[str, Any]:
     """Keep the preset's number of environments when only the number of actors (or the topology) was said."""
-    lanes = config.lanes
+    lanes = config.actors * config.envs_per_actor
     if overrides.get("topology") == "local" and "actors" not in overrides and "envs_per_actor" not in overrides:
         overrides["actors"] = next(n for n in range(min(Machine().cores(), lanes), 0, -1) if lanes % n == 0)
     actors = overrides.get("actors")
