@@ -58,6 +58,7 @@ def evaluate(words: list[str]) -> int:
         "return": f"[bold]{number(result.return_mean)}[/] ± {number(result.return_std)}, "
         f"from {number(result.return_min)} to {number(result.return_max)}",
         "length": f"{number(result.length_mean)} steps",
+        **{escape(name): number(mean) for name, mean in result.info.items()},
         "saved": escape(saved) if isinstance(saved, str) else "[yellow]no[/]",
     }))  # fmt: skip
     return _stored(saved)

@@ -109,6 +109,7 @@ def close(run: Run) -> int:
         "ended": _REASONS.get(summary["exit_reason"], summary["exit_reason"])
         + f" after {summary['env_steps']:,} steps, {summary['wall_s']:.0f} s",
         "return": _return(summary),
+        **{escape(name): f"{mean:.3g}" for name, mean in summary["info"].items()},
         "speed": f"{summary['steps_per_s']:,.0f} steps/s",
     }
     if not summary["updates"]:

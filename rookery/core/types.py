@@ -235,6 +235,7 @@ class Episode:
     lane: int
     total: float
     length: int
+    info: dict[str, float] = field(default_factory=dict)  # numbers that the environment gave at its end
 
 
 @dataclass

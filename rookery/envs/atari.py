@@ -99,7 +99,7 @@ class AtariLanes(VectorLanes):
         numbers = np.array([int(seed) % SEEDS for seed in seeds])
         obs, info = self._call("reset", lambda: self.env.reset(seed=numbers))
         self._ended, self._lost = np.zeros(self.count, bool), np.zeros(self.count, bool)
-        self._lives = info["lives"]
+        self._lives, self._infos = info["lives"], None
         return self._read(obs)
 
     def step(self, action: np.ndarray) -> Step:
@@ -109,7 +109,7 @@ class AtariLanes(VectorLanes):
         if self._by_life:
             over, lives = self._lose(obs, over, truncated, lives)
         self._lives = lives
-        row = self._row(self._read(obs), reward, over, truncated)
+        row = self._row(self._read(obs), reward, over, truncated, info)
         if self.score is not None:
             self.score[:] = self._reward
             np.clip(self._reward, -1.0, 1.0, out=self._reward)

@@ -11,6 +11,7 @@ knows.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -53,6 +54,7 @@ class Lanes(ABC):
     spec: EnvSpec
     count: int
     score: np.ndarray | None = None  # [B] reward of the last step before clipping; None where nothing is clipped
+    metrics: tuple[str, ...] = ()  # numbers in `info` at the end of an episode that are kept for `take_infos`
     mendable: bool = False  # whether `rebuild` is possible: a lane that fails costs the others nothing
 
     @abstractmethod
@@ -69,6 +71,30 @@ class Lanes(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+    def number_lanes(self, first: int) -> None:  # noqa: B027
+        """These are the lanes first, first + 1, ... of the run. Environments with a `number_lanes` are told so."""
+
+    _infos: list[list[dict[str, float]]] | None = None
+
+    def take_infos(self) -> list[list[dict[str, float]]] | None:
+        """By lane, `metrics` of the episodes that have ended since the last call, in their order; None: of none."""
+        infos, self._infos = self._infos, None
+        return infos
+
+    def _keep_info(self, lane: int, info: dict[str, Any]) -> None:
+        """`metrics` of an episode that has ended."""
+        if self._infos is None:
+            self._infos = [[] for _ in range(self.count)]
+        numbers = {}
+        for name in self.metrics:
+            if name not in info:
+                found = f"it has {', '.join(map(str, info))}" if info else "it is empty"
+                raise UsageError(f"{self.spec.id}: no {name!r} in `info` at the end of an episode ({found})")
+            numbers[name] = _number(name, info[name])
+            if not math.isfinite(numbers[name]):
+                raise LaneFault(lane, f"returned {numbers[name]} as {name!r} in `info`", reason="nonfinite")
+        self._infos[lane].append(numbers)
 
     def get_state(self) -> dict[str, Any] | None:
         """Everything needed to continue exactly (a tree of arrays, numbers, strings); None if that cannot be saved."""
@@ -98,9 +124,12 @@ class SyncLanes(Lanes):
         self._terminated = np.zeros(self.count, bool)
         self._truncated = np.zeros(self.count, bool)
         self._ended = [True] * self.count  # a plain list: read once per lane and step
+        self.metrics = tuple(first.metadata.get("episode_metrics", ()))
+        self._first_lane: int | None = None
 
     def reset(self, seeds: Sequence[int]) -> dict[str, np.ndarray]:
         assert len(seeds) == self.count, (len(seeds), self.count)
+        self._infos = None
         for lane, seed in enumerate(seeds):
             self._reset(lane, int(seed))
         return self._obs
@@ -130,15 +159,18 @@ class SyncLanes(Lanes):
                 result = env.step(actions[lane])
                 if type(result) is not tuple or len(result) != 5:
                     raise Mismatch(_odd_result(result))
-                obs, reward, terminated, truncated, _ = result
+                obs, reward, terminated, truncated, info = result
                 write(obs, obs_out, lane)
                 reward_out[lane] = reward if type(reward) is float else _scalar(reward)
                 terminated_out[lane] = terminated = _flag(terminated, "terminated")
                 truncated_out[lane] = truncated = _flag(truncated, "truncated")
-                ended[lane] = terminated or truncated
+                if terminated or truncated:
+                    ended[lane] = True
+                    if self.metrics:
+                        self._keep_info(lane, info)
         except Mismatch as error:
             raise LaneFault(lane, str(error), reason="bad_shape") from error
-        except LaneFault:
+        except (LaneFault, UsageError):
             raise
         except (Exception, SystemExit) as error:
             raise LaneFault(lane, "raised in step", error) from error
@@ -155,6 +187,11 @@ class SyncLanes(Lanes):
                 last = other
         fault.row = (self._obs, self._reward, self._terminated, self._truncated)
 
+    def number_lanes(self, first: int) -> None:
+        self._first_lane = first
+        for lane, env in enumerate(self.envs):
+            tell_lane(env, first + lane)
+
     def rebuild(self, lane: int, seed: int) -> dict[str, np.ndarray]:
         assert self._build is not None
         old, self.envs[lane] = self.envs[lane], None
@@ -170,6 +207,8 @@ class SyncLanes(Lanes):
             raise LaneFault(lane, "raised when it was made", cause) from error
         if (env.observation_space, env.action_space) != self._spaces:
             raise LaneFault(lane, "has other spaces than the one before it", reason="bad_shape")
+        if self._first_lane is not None:
+            tell_lane(env, self._first_lane + lane)
         self._reset(lane, seed)
         return self._obs
 
@@ -206,6 +245,20 @@ class SyncLanes(Lanes):
             assert env is not None
             restore_env(env, inner)
         self._ended = [bool(x) for x in state["ended"]]
+
+
+def tell_lane(env: Any, number: int) -> None:
+    """The number in the run of an environment, or of the first of a vector environment, if it wants to know."""
+    tell = getattr(getattr(env, "unwrapped", None), "number_lanes", None)
+    if tell is not None:
+        tell(number)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name!r} in `info` at the end of an episode is not a number: {value!r}") from error
 
 
 def _scalar(reward: Any) -> float:

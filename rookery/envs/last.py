@@ -69,7 +69,7 @@ class LastLanes(Lanes):
     def __init__(self, inner: Lanes, clip: bool | None = None):
         """`clip`: whether the reward shown is clipped; None: as the lanes say that training does."""
         self.inner, self.count = inner, inner.count
-        self.score, self.mendable = inner.score, inner.mendable
+        self.score, self.mendable, self.metrics = inner.score, inner.mendable, inner.metrics
         self.spec = with_last(inner.spec)
         self._last = Last(inner.spec, inner.count, inner.spec.clipped if clip is None else clip)
         self._ended = np.zeros(inner.count, bool)
@@ -106,6 +106,12 @@ class LastLanes(Lanes):
 
     def close(self) -> None:
         self.inner.close()
+
+    def number_lanes(self, first: int) -> None:
+        self.inner.number_lanes(first)
+
+    def take_infos(self) -> list[list[dict[str, float]]] | None:
+        return self.inner.take_infos()
 
     def get_state(self) -> dict[str, Any] | None:
         """Without the last action and reward: they are part of the observation that the caller holds already."""

@@ -48,12 +48,15 @@ class Config(Protocol):
     @property
     def net(self) -> NetConfig: ...  # feed_last
 
+    # and `metrics_from_info`, where there is one: names of numbers in `info`
+
 
 def make(config: Config, lanes: int, training: bool = True, threads: int = 1) -> Lanes:
     """`lanes` environments stepped together; `threads` of their own for those that step in threads (Atari)."""
     if lanes < 1:
         raise UsageError(f"{lanes} environments: at least one is needed")
     made = _make(config, lanes, training, threads)
+    made.metrics = tuple(getattr(config, "metrics_from_info", ())) or made.metrics
     return LastLanes(made) if config.net.feed_last else made
 
 

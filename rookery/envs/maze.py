@@ -108,7 +108,7 @@ def _window(size: int, view: int) -> tuple[np.ndarray, np.ndarray]:
     far, side = (each.ravel() for each in np.mgrid[view - 1 : -1 : -1, -(view // 2) : view // 2 + 1])
     right = np.roll(AHEAD, -1, axis=0)
     offset = far[None, :, None] * AHEAD[:, None] + side[None, :, None] * right[:, None]  # [heading, cell, 2]
-    cell = np.stack(np.mgrid[:size, :size], axis=-1)[:, :, None, None] + view + 1
+    cell = np.moveaxis(np.mgrid[:size, :size], 0, -1)[:, :, None, None] + view + 1
     where = cell + offset
     return where[..., 0], where[..., 1]
 

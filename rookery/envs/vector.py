@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from rookery.core.errors import UsageError
 from rookery.core.types import EnvSpec
-from rookery.envs.lanes import LaneFault, Lanes, Step, SyncLanes
+from rookery.envs.lanes import LaneFault, Lanes, Step, SyncLanes, tell_lane
 from rookery.envs.spaces import Actions, Mismatch, Observations
 
 
@@ -62,19 +62,23 @@ class VectorLanes(Lanes):
         self._obs = self._observations.allocate(self.count)
         self._reward = np.zeros(self.count, np.float32)
         self._ended = np.zeros(self.count, bool)
+        self.metrics = tuple(env.metadata.get("episode_metrics", ()))
+
+    def number_lanes(self, first: int) -> None:
+        tell_lane(self.env, first)
 
     def reset(self, seeds: Sequence[int]) -> dict[str, np.ndarray]:
         assert len(seeds) == self.count, (len(seeds), self.count)
-        self._ended = np.zeros(self.count, bool)
+        self._ended, self._infos = np.zeros(self.count, bool), None
         obs, _ = self._call("reset", lambda: self.env.reset(seed=self._seed(seeds)))
         return self._read(obs)
 
     def step(self, action: np.ndarray) -> Step:
         batch = self._actions.batch(action)
-        obs, reward, terminated, truncated, _ = self._call("step", lambda: self.env.step(batch))
-        return self._row(self._read(obs), reward, terminated, truncated)
+        obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(batch))
+        return self._row(self._read(obs), reward, terminated, truncated, info)
 
-    def _row(self, obs: dict[str, np.ndarray], reward: Any, terminated: Any, truncated: Any) -> Step:
+    def _row(self, obs: dict[str, np.ndarray], reward: Any, terminated: Any, truncated: Any, info: Any) -> Step:
         reward, terminated, truncated = np.asarray(reward), np.asarray(terminated, bool), np.asarray(truncated, bool)
         if not reward.shape == terminated.shape == truncated.shape == (self.count,):
             found = f"reward {reward.shape}, terminated {terminated.shape}, truncated {truncated.shape}"
@@ -87,6 +91,11 @@ class VectorLanes(Lanes):
                 raise LaneFault(lane, "ended an episode in the row that resets it", reason="bad_shape")
             self._reward[before] = 0.0
         self._ended = ends
+        if self.metrics and ends.any():
+            for lane in np.flatnonzero(ends).tolist():
+                # Gymnasium's form: an array for each name, and one more that says which lanes have it.
+                has = [name for name in info if f"_{name}" not in info or info[f"_{name}"][lane]]
+                self._keep_info(lane, {name: info[name][lane] for name in has if name in self.metrics})
         return obs, self._reward, terminated, truncated
 
     def _seed(self, seeds: Sequence[int]) -> Any:
@@ -135,17 +144,17 @@ class MaskedLanes(VectorLanes):
     def step(self, action: np.ndarray) -> Step:
         batch, before = self._actions.batch(action), self._ended
         if not before.any():
-            obs, reward, terminated, truncated, _ = self._call("step", lambda: self.env.step(batch))
-            return self._row(self._read(obs), reward, terminated, truncated)
+            obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(batch))
+            return self._row(self._read(obs), reward, terminated, truncated, info)
         self._mask_reset(before)
-        obs, reward, terminated, truncated, _ = self._call("step", lambda: self.env.step(batch))
+        obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(batch))
         obs = {name: column.copy() for name, column in self._read(obs).items()}
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
         terminated[before] = truncated[before] = False
         fresh = self._mask_reset(before)
         for name, column in obs.items():
             column[before] = fresh[name][before]
-        return self._row(obs, reward, terminated, truncated)
+        return self._row(obs, reward, terminated, truncated, info)
 
     def _mask_reset(self, mask: np.ndarray) -> dict[str, np.ndarray]:
         # A new dict and mask each time: gymnasium takes the options apart.

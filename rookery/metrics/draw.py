@@ -47,6 +47,7 @@ def plain_line(snapshot: Snapshot) -> str:
         f"{_count(get('env_steps'))}/{_count(get('env_steps_limit'))} steps",
         f"{_count(get('steps_per_s'))}/s",
         f"return {_number(get('return_mean'))} (std {_number(get('return_std'))}, {_count(get('episodes'))} episodes)",
+        *(f"{name} {_number(value)}" for name, value in _items(get("info"))),
         *(f"{name} {_number(value)}" for name, value in _items(get("losses"))),
         " ".join(f"{name} {share:.0%}" for name, share in _shares(snapshot) if share >= 0.005),
         f"restarts {_count(get('restarts'))}" if get("restarts") else "",
@@ -106,12 +107,14 @@ def _numbers(snapshot: Snapshot, width: int) -> list[Text]:
     mean, target = _finite(get("return_mean")), _finite(get("target_return"))
     style = f"{STRONG} {GOOD}" if mean is not None and target is not None and mean >= target else STRONG
     goal = f"   target {_number(target)}" if target is not None else ""
+    told = "   ".join(f"{name} {_number(value)}" for name, value in _items(get("info")))
     rows = [
         ("return", _number(mean), style, f" ± {_number(get('return_std'))}{goal}"),
         ("episodes", _count(get("episodes")), "", f"   mean length {_number(get('length_mean'))}"),
         ("steps/s", _count(get("steps_per_s")), STRONG, ""),
         ("updates", _count(get("updates")), "", ""),
     ]
+    rows[2:2] = [("", told, "", "")] if told else []
     lines = [
         Text.assemble((f"{label:<10}", FAINT), (value, style), (more, FAINT)) for label, value, style, more in rows
     ]

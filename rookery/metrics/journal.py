@@ -108,7 +108,7 @@ class Journal:
         self.ledger.drop(report.skipped, "cut")
         for episode in report.episodes:
             self.episodes += 1
-            self.window.add(episode.total, episode.length)
+            self.window.add(episode.total, episode.length, episode.info)
         target = self.config.target_return
         if (
             target is not None
@@ -249,7 +249,7 @@ class Journal:
             "env_steps_limit": config.env_steps, "updates": self._updates, "wall_s": self.wall_s,
             "eta_s": (config.env_steps - self.env_steps) / rate if rate > 0 else None, "steps_per_s": rate,
             "return_mean": self.window.return_mean, "return_std": self.window.return_std,
-            "episodes": self.episodes, "length_mean": self.window.length_mean,
+            "episodes": self.episodes, "length_mean": self.window.length_mean, "info": self.window.info_means,
             "target_return": config.target_return, "losses": self.losses, "lag_mean": self.lag_mean,
             "lag_max": self.lag_max, "queue_depth": self.queue_depth, "replay": self.replay, "shares": shares,
             "ledger": self.ledger.as_dict(), "restarts": self.restarts, "advice": advice(shares, config, self._cores),
@@ -268,7 +268,7 @@ class Journal:
             "env_steps": self.env_steps, "updates": updates, "updates_skipped": skipped,
             "wall_s": self.wall_s, "steps_per_s": self.steps_per_s,
             "acting_steps_per_s": (self.env_steps - self._env_steps_before) / max(1e-9, self.collect_s),
-            "episodes": self.episodes,
+            "episodes": self.episodes, "info": self.window.info_means,
             "return_mean": self.window.return_mean, "return_std": self.window.return_std,
             "env_steps_to_target": self.env_steps_to_target, "wall_s_to_target": self.wall_s_to_target,
             "policy_lag": {"mean": self.lag_mean, "max": self.lag_max},

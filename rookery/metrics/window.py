@@ -17,11 +17,14 @@ class ReturnWindow:
         self.episodes = 0  # of the whole run
         self._returns: deque[float] = deque(maxlen=size)
         self._lengths: deque[int] = deque(maxlen=size)
+        self._infos: dict[str, deque[float]] = {}  # what environments told of their episodes, by name
 
-    def add(self, total: float, length: int) -> None:
+    def add(self, total: float, length: int, info: Mapping[str, float] | None = None) -> None:
         self._returns.append(float(total))
         self._lengths.append(int(length))
         self.episodes += 1
+        for name, value in (info or {}).items():
+            self._infos.setdefault(name, deque(maxlen=self.size)).append(float(value))
 
     def __len__(self) -> int:
         """Episodes in the window."""
@@ -47,12 +50,17 @@ class ReturnWindow:
     def length_mean(self) -> float | None:
         return _mean(self._lengths)
 
+    @property
+    def info_means(self) -> dict[str, float]:
+        return {name: math.fsum(values) / len(values) for name, values in self._infos.items()}
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "size": self.size,
             "episodes": self.episodes,
             "returns": list(self._returns),
             "lengths": list(self._lengths),
+            "infos": {name: list(values) for name, values in self._infos.items()},
         }
 
     @classmethod
@@ -60,6 +68,8 @@ class ReturnWindow:
         window = cls(state["size"])
         window._returns.extend(state["returns"])
         window._lengths.extend(state["lengths"])
+        for name, values in state.get("infos", {}).items():  # checkpoints of earlier versions have none
+            window._infos[name] = deque(values, maxlen=window.size)
         window.episodes = state["episodes"]
         return window
 

@@ -34,6 +34,7 @@ class Evaluation:
     epsilon: float  # share of actions drawn at random
     checkpoint: str
     returns: list[float] = field(default_factory=list)
+    info: dict[str, float] = field(default_factory=dict)  # means of the numbers that the environment gave at the ends
 
 
 def evaluate(
@@ -71,6 +72,7 @@ def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bo
     total, length = np.zeros(count), np.zeros(count, np.int64)
     returns: list[list[float]] = [[] for _ in range(count)]
     lengths: list[list[int]] = [[] for _ in range(count)]
+    told: list[dict[str, float]] = []
     while any(len(done) < quota for done in returns):
         action, state = policy.act_batch(obs, state, rng)
         if epsilon:
@@ -82,10 +84,12 @@ def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bo
             keep = torch.from_numpy(live)
             state = tree.map(lambda x: x * keep.view(-1, *[1] * (x.dim() - 1)), state)  # noqa: B023
         ends = terminated | truncated
+        infos = lanes.take_infos() if lanes.metrics else None
         for lane in np.flatnonzero(ends):
             if len(returns[lane]) < quota:
                 returns[lane].append(float(total[lane]))
                 lengths[lane].append(int(length[lane]))
+                told += infos[lane] if infos is not None else []
             total[lane], length[lane] = 0.0, 0
         live = ~ends
     flat = [value for lane in returns for value in lane]
@@ -94,6 +98,7 @@ def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bo
         return_std=float(np.std(flat)), return_min=min(flat), return_max=max(flat),
         length_mean=float(np.mean([n for lane in lengths for n in lane])), seed=seed, greedy=greedy,
         epsilon=epsilon, checkpoint=policy.path.name, returns=flat,
+        info={name: float(np.mean([each[name] for each in told])) for name in lanes.metrics},
     )  # fmt: skip
 
 

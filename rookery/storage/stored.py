@@ -72,6 +72,7 @@ class WindowNumbers(Struct):
     episodes: Whole
     returns: list[float]
     lengths: list[Whole]
+    infos: dict[str, list[float]] = {}
 
 
 class JournalNumbers(Struct):
@@ -123,6 +124,8 @@ def _inconsistent(numbers: Numbers, saved: Checkpoint, actors: int) -> str:
         return f"the ledger does not balance, by {ledger.imbalance} steps"
     if not len(window.returns) == len(window.lengths) <= min(window.size, window.episodes):
         return f"{len(window.returns)} returns and {len(window.lengths)} lengths in a window of {window.size} episodes"
+    if any(not 0 < len(values) <= len(window.returns) for values in window.infos.values()):
+        return f"more or fewer numbers of episodes than the window of {len(window.returns)} has"
     if journal.lag[1] == 0 < max(journal.lag) or journal.lag[2] > journal.lag[0]:
         return f"a policy lag of {journal.lag[0]} in all, over {journal.lag[1]}, and {journal.lag[2]} at most"
     if len(numbers.sequences) != actors:
