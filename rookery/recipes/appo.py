@@ -19,7 +19,7 @@ GAUSSIAN = {
 # Frames of 42x42 pixels, standardised, and a network to match: 18 points with as little arithmetic as we could.
 PONG = {
     "envs_per_actor": 16, "atari.size": 42, "net.torso": "compact", "net.features": 256, "net.standardize": True,
-    "env_steps": 1_200_000, "algo.unroll": 64, "algo.queue.batch": 1, "algo.lr": 7e-4, "algo.lr_end": 1e-4,
+    "env_steps": 1_500_000, "algo.unroll": 64, "algo.queue.batch": 1, "algo.lr": 7e-4, "algo.lr_end": 3e-4,
     "algo.lam": 0.95, "algo.entropy": 0.01, "algo.entropy_end": 0.001,
 }  # fmt: skip
 PRESETS = (
