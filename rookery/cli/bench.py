@@ -1,4 +1,4 @@
-"""`rookery bench scaling`: how throughput grows with the number of actors, at a fixed batch.
+"""`rookery bench scaling`: how throughput grows with the number of actors, at a fixed batch. Other benches: see MORE.
 
 The number of environments in all stays the same, so every measurement learns from the same amount of data per update;
 only the number of processes they are spread over differs.
@@ -7,6 +7,7 @@ only the number of processes they are spread over differs.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 import re
@@ -34,14 +35,18 @@ Trains with 1, 2, ... actor processes for the same number of steps on the same n
 
 Every other flag of `rookery train RECIPE` is taken too: --core lstm, --net.hidden 256 256, --seed 3, ..."""
 STEPS = 50_000
+MORE = {"ddppo-scaling": "rookery.cli.scaling:scaling"}
 
 
 def bench(words: list[str]) -> int:
     if not words or words[0] in HELP:
-        print(USAGE)
+        print(f"{USAGE}\n\nOther measurements: {', '.join(MORE)} (rookery bench NAME --help)")
         return 0 if words else UsageError.exit_code
+    if words[0] in MORE:
+        module, _, function = MORE[words[0]].partition(":")
+        return getattr(importlib.import_module(module), function)(words[1:])
     if words[0] != "scaling":
-        raise UsageError(f"there is no measurement {words[0]!r}; {nearest(words[0], ['scaling'])}")
+        raise UsageError(f"there is no measurement {words[0]!r}; {nearest(words[0], ['scaling', *MORE])}")
     if any(word in HELP for word in words):
         print(USAGE)
         return 0

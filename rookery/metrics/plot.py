@@ -126,6 +126,32 @@ def plot_scaling(rows: Sequence[Mapping[str, Any]], out: Path) -> Path:
     return _save(figure, out)
 
 
+@_text_is_text()
+def plot_ranks(panels: Sequence[Mapping[str, Any]], out: Path) -> Path:
+    """Efficiency against the number of ranks, one panel beside the other.
+
+    A panel has `title`, `lines` (label, ranks, efficiency) and `points` in the same form, which are drawn as marks.
+    """
+    figure = _figure(10.5, 4.2)
+    for place, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels):
+        for index, line in enumerate(panel["lines"]):
+            style = DASHES[index // 2 % len(DASHES)]
+            place.plot(
+                line["ranks"], line["efficiency"], color=PALETTE[index % 2], linestyle=style, label=line["label"]
+            )
+        for index, points in enumerate(panel["points"]):
+            marks = {"color": PALETTE[2 + index], "linestyle": "none", "marker": "o", "zorder": 3}
+            place.plot(points["ranks"], points["efficiency"], label=points["label"], **marks)
+        place.axhline(1.0, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+        place.set_xscale("log", base=2)
+        place.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        _dress(place, "ranks", "efficiency" if panel is panels[0] else None)
+        place.set_title(panel["title"], color=INK, fontsize=11, loc="left")
+        place.set_ylim(0, 1.1)
+        place.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower left")
+    return _save(figure, out)
+
+
 def read_curve(folder: Path) -> Curve:
     """The training records of a run; where a resumed run went over the same steps again, the later ones count."""
     if not folders.exists(folder, "metrics.jsonl"):

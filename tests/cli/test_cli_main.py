@@ -32,7 +32,7 @@ from rookery.core.errors import CheckpointError, EnvError, LearnerError, Numeric
         ("record", "RUN is missing"),
         ("check-env", "ENV is missing"),
         ("recipes pppo", "did you mean ppo or appo?"),
-        ("bench scalin", "did you mean scaling?"),
+        ("bench scalin", "did you mean scaling or ddppo-scaling?"),
         ("bench scaling", "which environment?"),
         ("doctor --sped", "did you mean --speed?"),
     ],
