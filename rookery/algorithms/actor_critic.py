@@ -28,7 +28,7 @@ from rookery.nets.optimizer import Optimizer
 from rookery.nets.optimizers import make_optimizer
 from rookery.nets.quick import Quick, QuickPolicy
 from rookery.ops.schedule import linear
-from rookery.ops.shuffle import own_pieces
+from rookery.ops.shuffle import own_pieces, without_dead
 
 OWN = ("state", "unrolls")  # fields of a batch that are not cut like the others
 
@@ -149,13 +149,16 @@ class ActorCritic(Algorithm):
     ) -> Iterator[Any]:
         """Shuffled minibatches, epoch by epoch. The last axis of `batch.logp` counts the pieces (steps or sequences).
 
-        The pieces of all ranks are permuted; of each minibatch a rank gets those of its lanes, or None.
+        The pieces of all ranks are permuted; of each minibatch a rank gets those of its lanes, or None. Where many
+        pieces have no live row (unrolls that were cut short) these are left out.
         """
         axis = batch.logp.dim() - 1
+        alive = batch.weight.bool().reshape(-1, batch.logp.shape[axis]).any(0).cpu()
         for _ in range(epochs):
             unrolls = batch.unrolls  # for auxiliary tasks: with the first piece of each pass
             order = torch.randperm(batch.logp.shape[axis] * reduce.size, generator=rng)
             order, sizes = own_pieces(order, per_lane, minibatches, reduce.rank, reduce.size)
+            order, sizes = without_dead(order, sizes, alive)
             order, start = order.to(batch.logp.device), 0
             shuffled = tree.map_fields(batch, lambda x: x.index_select(axis, order), skip=OWN)  # noqa: B023
             shuffled = tree.replace(shuffled, state=tree.map(lambda x: x.index_select(0, order), batch.state))  # noqa: B023

@@ -4,6 +4,9 @@ One update: values and GAE advantages of the whole batch (`prepare`), then epoch
 clipped surrogate (eq. 7), a value loss and an entropy bonus (eq. 9). With a recurrent core a minibatch is made of
 whole chunks of `chunk` rows, each started from the state that was stored when acting (seed 001's way).
 
+With `stretch` > 1 environments may give different numbers of steps to a batch (VER, Wijmans et al. 2022,
+arXiv:2210.05064): the rows behind a lane's last step are dead, and each step of a lane with many steps weighs less.
+
 Not here: who collects the batch, on how many machines, and how gradients are averaged.
 
 Deviates: advantages are normalised once over the whole batch, not per minibatch, so that the statistics are the same
@@ -24,7 +27,7 @@ from rookery.core import tree
 from rookery.core.config import AutoencoderConfig, AuxConfig, NetConfig, QueueConfig
 from rookery.core.errors import UsageError
 from rookery.core.ranges import Count, NotNegative, Positive, Share
-from rookery.core.reduce import Reduce
+from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import DataPlan, EnvSpec, LossOutput, Tree
 from rookery.core.unroll import Unroll
 from rookery.nets import build
@@ -43,6 +46,7 @@ from rookery.ops.value import clipped_value_loss, explained_variance, value_loss
 @dataclass(frozen=True)
 class PPOConfig:
     unroll: Count = 128  # steps per environment and update
+    stretch: Count = 1  # an environment may give up to this many times `unroll` steps to one batch (VER); 1: all alike
     chunk: Count = 16  # rows per training sequence with a recurrent core
     epochs: Count = 4  # passes over a batch
     minibatches: Count = 4  # pieces per pass
@@ -75,7 +79,7 @@ class PPOBatch:
     advantage: torch.Tensor
     target: torch.Tensor  # of the value
     value: torch.Tensor  # before the update
-    weight: torch.Tensor  # 1 for live rows
+    weight: torch.Tensor  # of live rows: 1, or less in lanes that gave more steps than others; 0 for the others
     state: Tree  # recurrent state before the first row, [N, ...]
     reset: torch.Tensor | None  # rows before which the state is zeroed; None without recurrence
     unrolls: Unroll | None = None  # for auxiliary tasks
@@ -102,32 +106,57 @@ class PPO(ActorCritic):
             )
 
     def plan(self) -> DataPlan:
-        chunk = self.config.chunk if self.recurrent else self.config.unroll
-        return DataPlan(self.config.unroll, chunk, self.queue_plan(QueueConfig(lag=0)), self.stored)
+        config = self.config
+        rows, steps = config.unroll * config.stretch, config.unroll if config.stretch > 1 else 0
+        chunk = config.chunk if self.recurrent else rows
+        return DataPlan(rows, chunk, self.queue_plan(QueueConfig(lag=0)), self.stored, steps)
 
     # Learning
 
     @torch.no_grad()
     def prepare(self, nets: Nets, batch: Unroll, reduce: Reduce) -> PPOBatch:
         config = self.config
+        batch = self._narrowed(batch, reduce)
         tasks = tree.replace(batch, reward=self.scaled_reward(nets, batch, reduce))
         batch = self.own(tasks)
         value = self._values(nets, batch)  # [T+1, B]
         discount, continues = discounts(batch.terminated, batch.truncated, config.gamma, live=batch.live)
         advantage = gae(batch.reward, discount, continues, value, config.lam)
         target = advantage + value[:-1]
-        weight = batch.live.to(torch.float32)
+        live = batch.live.to(torch.float32)
+        weight = live if config.stretch == 1 else experience_weight(live, config.unroll)
         if config.normalize_advantage:
-            pooled = moments.pooled(advantage, weight, reduce.sum)
+            pooled = moments.pooled(advantage, live, reduce.sum)
             advantage = moments.normalized(advantage, None, pooled.mean, moments.variance(pooled))
         pool = reduce.sum if reduce.size > 1 else None
-        self._explained = explained_variance(value[:-1], target, weight, pool)
+        self._explained = explained_variance(value[:-1], target, live, pool)
         prepared = PPOBatch(
             obs=tree.map(lambda x: x[:-1], batch.obs), action=batch.action, logp=batch.logp, advantage=advantage,
             target=target, value=value[:-1], weight=weight, state=batch.state0, reset=None,
             unrolls=tasks if self.auxiliary.tasks else None,
         )  # fmt: skip
         return self.as_pieces(prepared)
+
+    def _narrowed(self, batch: Unroll, reduce: Reduce = ALONE) -> Unroll:
+        """Without the rows that no lane of any rank has used, in whole chunks; `unroll` rows at least."""
+        config = self.config
+        if config.stretch == 1:
+            return batch
+        chunk = config.chunk if self.recurrent else 1
+        used = int(batch.live.any(1).nonzero().max()) + 1 if batch.live.any() else 0
+        more = -(-max(0, used - config.unroll) // chunk)  # chunks beyond `unroll`
+        if reduce.size > 1:  # all ranks shuffle as many pieces: the largest number of them
+            votes = torch.zeros((config.stretch - 1) * config.unroll // chunk + 1, device=batch.live.device)
+            votes[more] = 1.0
+            more = int(reduce.sum(votes).nonzero().max())
+        rows = config.unroll + more * chunk
+        chunks = tree.map(lambda x: x[: rows // chunk], batch.state0)
+        obs = tree.map(lambda x: x[: rows + 1], batch.obs)
+        cut = tree.map_fields(batch, lambda x: x[:rows], skip=("obs", "state0", "version", "lane", "replayed"))
+        return tree.replace(cut, obs=obs, state0=chunks)
+
+    def observe(self, nets: Nets, batch: Unroll, reduce: Reduce) -> None:
+        super().observe(nets, self._narrowed(batch), reduce)
 
     def _values(self, nets: Nets, batch: Unroll) -> torch.Tensor:
         """Values of all T+1 rows; those stored when acting are used where there are any."""
@@ -145,7 +174,7 @@ class PPO(ActorCritic):
 
     def minibatches(self, batch: PPOBatch, rng: torch.Generator, reduce: Reduce) -> Iterator[PPOBatch | None]:
         config = self.config
-        per_lane = config.unroll // (config.chunk if self.recurrent else 1)
+        per_lane = batch.logp.shape[-1] * reduce.size // self.lanes
         return self.pieces(batch, per_lane, config.minibatches, config.epochs, rng, reduce)
 
     def losses(self, nets: Nets, batch: PPOBatch) -> LossOutput:
@@ -154,8 +183,11 @@ class PPO(ActorCritic):
         new_logp, entropy = nets["policy"].logp_entropy(params, batch.action)
         clip = self.clip.to(value.device)
 
-        live = batch.weight.sum()
-        weight = (batch.weight / live.clamp(min=1)).flatten()  # rows that are not live weigh nothing
+        # Rows that are not live weigh nothing. All losses are sums of weighted rows over the number of live ones: where
+        # weights are below 1, a lane with many steps counts less than its share of the rows, and no other counts more.
+        alive = batch.weight.ne(0).to(batch.weight.dtype)
+        live = alive.sum()
+        weight = (batch.weight / live.clamp(min=1)).flatten()
 
         def mean(x: torch.Tensor) -> torch.Tensor:
             return torch.dot(x.flatten(), weight)
@@ -168,6 +200,7 @@ class PPO(ActorCritic):
         bonus = mean(entropy)
         loss = policy + config.value_coef * error - self.entropy * bonus
         with torch.no_grad():
+            weight = (alive / live.clamp(min=1)).flatten()  # what is only looked at: every live row alike
             kl = mean(kl_estimate(new_logp, batch.logp))
             clipped = mean(clip_fraction(new_logp, batch.logp, clip))
         metrics = {"policy_loss": policy, "value_loss": error, "entropy": bonus, "kl": kl, "clip_fraction": clipped,
@@ -188,3 +221,12 @@ class PPO(ActorCritic):
         config = self.config
         self.clip.fill_(linear(config.clip, config.clip if config.clip_end is None else config.clip_end, progress))
         return super().schedule(progress)
+
+
+def experience_weight(live: torch.Tensor, unroll: int) -> torch.Tensor:
+    """Weights of rows [T, B]: min(1, (unroll + 1) / n) in a lane with n live rows, 0 where a row is not live.
+
+    Fast environments would otherwise be learnt from more often than slow ones: so the steps of no environment weigh
+    more than `unroll` + 1 in all.
+    """
+    return live * ((unroll + 1) / live.sum(0).clamp(min=1)).clamp(max=1)

@@ -226,6 +226,7 @@ class DataPlan:
     chunk: int  # rows between two stored recurrent states; equals `unroll` without recurrence
     table: Queue | Circular | Mix | Replay
     extras: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  # name -> (shape per step, dtype)
+    steps: int = 0  # rows that lanes fill on average, where each may fill its own number of them; 0: all fill all rows
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,7 @@ class ActorReport:
     learn_s: float = 0.0  # computing a gradient, where the worker does
     pending: int = 0  # of all steps so far, those still held back: an item of a replay memory needs what comes next
     skipped: int = 0  # of these steps and those held back before, rows that are of no item: some behind a fault
+    stale: int = 0  # of these steps, those whose action was chosen by older weights than the unroll's version says
 
 
 @dataclass

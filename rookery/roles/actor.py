@@ -76,7 +76,7 @@ class Actor:
         # Episodes are told in the game's own points where the reward that trains is clipped.
         score = np.empty(out.reward.shape, np.float64) if self.lanes.score is not None else None
         env_s = inference_s = 0.0
-        rows = plan.unroll
+        rows = plan.steps or plan.unroll
         out.live[0] = live
         out.version[:], out.lane[:] = version, explore.lane
         tree.map(lambda row, now: np.copyto(row[0], now), out.obs, self._obs)
