@@ -33,6 +33,13 @@ class Rank(Reduce):
         self._barrier.wait(PATIENCE)  # nobody overwrites what another one still reads
         return x.copy_(total) if self._in_place else total
 
+    def gather(self, message: bytes) -> list[bytes]:
+        self._slots[self.rank] = message
+        self._barrier.wait(PATIENCE)
+        messages = list(self._slots)
+        self._barrier.wait(PATIENCE)
+        return messages
+
 
 def ranks(size: int, in_place: bool = False) -> list[Rank]:
     slots: list[torch.Tensor | None] = [None] * size

@@ -99,7 +99,9 @@ def _compile(path: Path, old: bool, new: bool, words: list[str]) -> dict[str, bo
 
 
 def close(run: Run) -> int:
-    """Print the results of a run and the commands that use it."""
+    """Print the results of a run and the commands that use it; where there are several ranks, the first one does."""
+    if run.rank:
+        return run.exit_code
     from rookery.cli.runs import needs
     from rookery.cli.show import console, count, escape, facts
 

@@ -14,13 +14,20 @@ from torch import Tensor
 
 
 class Reduce(Protocol):
-    """A transport inherits from this and supplies `rank`, `size` and `sum`; all results are the same on every rank."""
+    """A transport inherits from this and supplies `rank`, `size`, `sum` and `gather`.
+
+    All results are the same on every rank.
+    """
 
     rank: int  # of this process, from 0
     size: int  # number of ranks
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over ranks, for moments and counts. x may be overwritten: use the result instead."""
+        ...
+
+    def gather(self, message: bytes) -> list[bytes]:
+        """One message of every rank, in the order of ranks."""
         ...
 
     def mean(self, x: Tensor, weight: float | Tensor) -> Tensor:
@@ -55,6 +62,9 @@ class Alone(Reduce):
 
     def sum(self, x: Tensor) -> Tensor:
         return x
+
+    def gather(self, message: bytes) -> list[bytes]:
+        return [message]
 
     def mean(self, x: Tensor, weight: float | Tensor) -> Tensor:
         return x

@@ -248,6 +248,7 @@ class ActorReport:
     env_s: float = 0.0
     inference_s: float = 0.0
     total_s: float = 0.0
+    cut: bool = False  # the unroll was cut short
     learn_s: float = 0.0  # computing a gradient, where the worker does
     pending: int = 0  # of all steps so far, those still held back: an item of a replay memory needs what comes next
     skipped: int = 0  # of these steps and those held back before, rows that are of no item: some behind a fault

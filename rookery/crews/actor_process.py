@@ -24,6 +24,7 @@ from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
 from rookery.processes.child import IDLE, assigned
 from rookery.processes.faults import FaultPlan
 from rookery.processes.worker import Restarts
+from rookery.roles.actor import CUT
 from rookery.roles.gradients import GradientMaker
 from rookery.roles.unrolls import UnrollMaker
 
@@ -53,7 +54,8 @@ class ActorProcess:
         self._pulse = Pulse(Segment.attach(fds["pulse"], memory["pulse_size"]))
         self._said: list[str] = []  # for the user: told with the next snapshot
         algorithm = build_algorithm(self.config, lanes.spec)
-        self.role = ROLES[start["role"]](self.config, algorithm, lanes, self.index, self._said.append)
+        number = start["first"] + self.index  # in the whole run
+        self.role = ROLES[start["role"]](self.config, algorithm, lanes, number, self._said.append)
         self.role.producer.recover = self._recover if mends else None
         snapshot = None if memory["snapshot"] is None else unpack_state(memory["snapshot"])
         self.sequence = memory["sequence"]  # of the next order
@@ -73,17 +75,18 @@ class ActorProcess:
             tick = self._begin(slot, version)
             self._finish(slot, self.role.fill(self.slots.arrays(slot), order["progress"], tick))
 
-    def _begin(self, slot: int, version: int) -> Callable[[int], None]:
+    def _begin(self, slot: int, version: int) -> Callable[[int], object]:
         """Open a slot; what is returned is to be called with each row of the unroll."""
         self.slots.begin(slot, self.index, self.incarnation, self.sequence, version)
         actor = self.role.producer.actor
-        before = actor.sequence * actor.plan.unroll
+        before, least = actor.sequence * actor.plan.unroll, self.config.group.preempt_after * actor.plan.unroll
 
-        def tick(row: int) -> None:
+        def tick(row: int) -> object:
             self._pulse.beat(self.index)
             self.slots.progress(slot, row)
             if self._plan:
                 self._plan.fire("actor", self.index, before + row, actor.sequence, self.incarnation)
+            return CUT if row >= least and self._pulse.is_cut(self.index, self.sequence) else None
 
         return tick
 

@@ -38,6 +38,7 @@ class Crew(Protocol):
     version: int | None  # of the weights that were published last
     sequences: list[int]  # unrolls that each actor has delivered
     openings: deque[int]  # actors with room for one more order, the one that waits longest first
+    cut: Callable[[], bool] | None  # asked while unrolls are filled, if set: whether to cut them short
 
     @property
     def spec(self) -> EnvSpec: ...

@@ -29,6 +29,7 @@ from rookery.processes.orphans import MarkedHere
 from rookery.processes.signals import Signals
 from rookery.processes.threads import Threads, available_cores
 from rookery.processes.worker import Restarts
+from rookery.roles.actor import CUT
 from rookery.roles.learner import Learner
 from rookery.roles.producer import Producer, empty_arrays
 from rookery.roles.weights import Published
@@ -39,8 +40,11 @@ class InlineCrew:
 
     parallel = 1
 
-    def __init__(self, config: RunConfig, signals: Signals):
-        self.config, self._signals = config, signals
+    cut: Callable[[], bool] | None = None
+
+    def __init__(self, config: RunConfig, signals: Signals, first: int = 0):
+        """`first`: the number of its first actor in the whole run; there are others before it on other ranks."""
+        self.config, self._signals, self._first = config, signals, first
         self.marked = MarkedHere()  # what the environments start ends with them
         self.version: int | None = None
         self.openings: deque[int] = deque()
@@ -90,7 +94,7 @@ class InlineCrew:
         self.sequences = list(setup.sequences)
         self._free = [empty_arrays(setup.shapes) for _ in range(self.config.actors * setup.ahead)]
         for index, lanes in enumerate(self._lanes):
-            producer = Producer(setup.algorithm, nets, lanes, self.config.seed, index, setup.say)
+            producer = Producer(setup.algorithm, nets, lanes, self.config.seed, self._first + index, setup.say)
             producer.recover = partial(self._recover, index)
             self._producers.append(producer)
         self._threads.acting()
@@ -195,11 +199,12 @@ class InlineCrew:
 
     def _fail(self, producer: Producer, cause: EnvError | InjectedFault) -> None:
         error = cause if isinstance(cause, EnvError) else EnvError(str(cause), "worker_error")
-        self._wait_after(producer.index, error, "replaced", replaced=True)
-        self._incarnation[producer.index] += 1
+        self._wait_after(self._here(producer), error, "replaced", replaced=True)
+        self._incarnation[self._here(producer)] += 1
 
     def _start(self, producer: Producer) -> None:
-        index, incarnation = producer.index, self._incarnation[producer.index]
+        index = self._here(producer)
+        incarnation = self._incarnation[index]
         if incarnation:
             self._lanes[index].close()
             self._lanes[index] = producer.actor.lanes = self._make()
@@ -216,14 +221,24 @@ class InlineCrew:
         self._setup.failed(Failure(index, error.steps, error.reason, message, replaced))
         time.sleep(delay)
 
+    def _here(self, producer: Producer) -> int:
+        """Its number in this crew."""
+        return producer.index - self._first
+
     def _tick(self, producer: Producer) -> Callable[[int], object] | None:
-        if not self._plan:
+        """What is called before each row: faults on purpose, and the question whether to cut the unroll short."""
+        plan, cut, actor = self._plan, self.cut, producer.actor
+        if not plan and cut is None:
             return None
-        actor = producer.actor
-        before = actor.sequence * actor.plan.unroll
-        return lambda row: self._plan.fire(
-            "actor", actor.index, before + row, actor.sequence, self._incarnation[actor.index]
-        )
+        before, least = actor.sequence * actor.plan.unroll, self.config.group.preempt_after * actor.plan.unroll
+        incarnation = self._incarnation[self._here(producer)]
+
+        def tick(row: int) -> object:
+            if plan:
+                plan.fire("actor", actor.index, before + row, actor.sequence, incarnation)
+            return CUT if cut is not None and row >= least and cut() else None
+
+        return tick
 
 
 def _version(delivery: Delivery) -> int:

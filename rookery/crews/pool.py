@@ -76,13 +76,15 @@ class WorkerPool:
     def __init__(
         self, config: RunConfig, role: str, logs: Path, signals: Signals, fds: Callable[[], dict[str, int]],
         up: Callable[[int], None], ended: Callable[[int], int], where: Callable[[int], str], module: str = MODULE,
+        first: int = 0,
     ):  # fmt: skip
         self.config, self.signals = config, signals
         self.spec: EnvSpec | None = None  # as the first worker says that has made its environments
-        self._role, self._logs, self._module, self._fds = role, logs, module, fds
+        self._role, self._logs, self._module, self._fds, self._first = role, logs, module, fds, first
         self._up, self._ended, self._where = up, ended, where
         limits = config.supervisor
         self.places = [Place(index, Restarts(limits.restarts, limits.window)) for index in range(config.actors)]
+        self.about: dict[str, Any] = {}  # what the first said of its environments besides
         self._moving: set[int] = set()  # places that are not up, nor gone
         self._by_channel: dict[Channel, int] = {}
         self._listener = Listener(signals.fileno())
@@ -91,6 +93,10 @@ class WorkerPool:
         self._finishing = False
         self._looked = 0.0
         self.spare = Spare(self._start_spare if limits.spare else None)
+
+    def wake_on(self, fd: int) -> None:
+        """Have a descriptor that becomes readable end the wait of `poll`."""
+        self._listener.wake_on(fd)
 
     # Start and end of all
 
@@ -196,8 +202,11 @@ class WorkerPool:
 
     def _start(self, place: Place, fresh: bool = False) -> None:
         """A process for this place: the spare one if there is one, or in any case a new one."""
-        message = self._message() | {"index": place.index, "incarnation": place.incarnation}
-        name, log = f"actor {place.index}", self._logs / f"actor-{place.index}.log"
+        message = self._message() | {
+            "index": place.index, "incarnation": place.incarnation, "first": self._first,
+        }  # fmt: skip
+        number = self._first + place.index
+        name, log = f"actor {number}", self._logs / f"actor-{number}.log"
         worker = None if fresh else self.spare.take()
         if worker is not None and not worker.assign(name, message, log):
             self._let_go(worker)
@@ -232,6 +241,7 @@ class WorkerPool:
             self._up(place.index)
         else:
             self._check_spec(place.index, msgspec.convert(message["spec"], EnvSpec))
+            self.about = self.about or message.get("about", {})
             self._enter(place, State.READY, math.inf)
             if self.opened is not None:
                 self._open(place)

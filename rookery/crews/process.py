@@ -31,13 +31,20 @@ from rookery.processes.signals import Patience, Signals
 from rookery.processes.worker import Deadline
 
 LOOK = 0.1  # seconds between two looks at heartbeats
+CUT_LOOK = 0.005  # seconds between two looks whether to cut what is being filled
 REPORTS: dict[str, type[ActorReport]] = {"unrolls": ActorReport, "gradients": GradientReport}  # by role
 
 
 class ProcessCrew:
     """Context manager: starts the processes, and ends them whatever happens."""
 
-    def __init__(self, config: RunConfig, folder: Path, signals: Signals, role: str = "unrolls", module: str = MODULE):
+    cut: Callable[[], bool] | None = None
+
+    def __init__(
+        self, config: RunConfig, folder: Path, signals: Signals, role: str = "unrolls", module: str = MODULE,
+        first: int = 0,
+    ):  # fmt: skip
+        """`first`: the number of its first actor in the whole run; there are others before it on other ranks."""
         self.config, self.signals, self.parallel = config, signals, config.actors
         self._limits, self._report_type = config.supervisor, REPORTS[role]
         self._hurried = self._limits.grace / 3  # seconds for a worker to answer once shutdown was requested
@@ -52,6 +59,7 @@ class ProcessCrew:
             self._give_back,
             self._where,
             module,
+            first,
         )
         self.version: int | None = None
         self.sequences = [0] * config.actors
@@ -134,6 +142,12 @@ class ProcessCrew:
         self._deadlines[actor].rearm()
 
     def arrived(self, patience: float) -> Iterator[Delivery]:
+        if self.cut is not None and self._ordered:
+            patience = min(patience, CUT_LOOK)
+            if self.cut():
+                for index, slots in enumerate(self._slots):
+                    if slots:
+                        self._buffers.pulse.cut(index, self.sequences[index])
         for index in self.pool.poll(patience):
             yield from self._hear(index)
         now = time.monotonic()

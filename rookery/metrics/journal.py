@@ -4,7 +4,8 @@ A topology reports to it; it keeps the counters, the ledger, the moving windows 
 the panel and metrics.jsonl. It takes no decision about processes and touches no tensor. It belongs to the learner's
 thread. Panel and sinks have threads of their own, so what they are given is a new object each time and never changed.
 
-The ledger: every environment step ends as trained, evicted, dropped (with a reason) or in flight. It must balance.
+The ledger (`ledger.py`) says what became of every environment step. With several ranks each has a journal, and what
+counts for the run (steps, the ledger, episodes) is what all of them know since their last exchange.
 """
 
 from __future__ import annotations
@@ -13,48 +14,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rookery.core.config import RunConfig
 from rookery.core.machine import Machine
-from rookery.core.types import ActorReport, Failure, StepReport
+from rookery.core.types import ActorReport, Episode, Failure, StepReport
+from rookery.metrics.ledger import Ledger, RankBooks, Ranks
 from rookery.metrics.split import Split, advice
 from rookery.metrics.window import ReturnWindow
 
 
-@dataclass
-class Ledger:
-    """Environment steps, by their use."""
-
-    collected: int = 0
-    trained: int = 0
-    evicted: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    in_flight: int = 0
-
-    def drop(self, steps: int, reason: str) -> None:
-        if steps:
-            self.dropped[reason] = self.dropped.get(reason, 0) + steps
-
-    @property
-    def imbalance(self) -> int:
-        return self.collected - self.trained - self.evicted - sum(self.dropped.values()) - self.in_flight
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "collected": self.collected, "trained": self.trained, "evicted": self.evicted,
-            "dropped": dict(self.dropped), "in_flight": self.in_flight,
-        }  # fmt: skip
-
-
 class Journal:
-    def __init__(self, config: RunConfig, sinks: Any, panel: Any, clock=time.perf_counter):
+    def __init__(self, config: RunConfig, sinks: Any, panel: Any, clock=time.perf_counter, rank: int = 0):
+        self.rank = rank
         self.config, self.sinks, self.panel, self._clock = config, sinks, panel, clock
         self.ledger, self.window, self.split = Ledger(), ReturnWindow(100), Split(clock)
-        self.env_steps = self.episodes = self.restarts = 0
+        self.episodes = self.restarts = 0
+        self.ranks = Ranks() if config.ranks > 1 else None  # what all ranks know; None: there are no others
         self.lag_sum = self.lag_count = self.lag_max = 0
         self.env_steps_to_target: int | None = None
         self.wall_s_to_target: float | None = None
@@ -82,6 +60,15 @@ class Journal:
         self._rate_marks: deque[tuple[float, int]] = deque(maxlen=30)
 
     @property
+    def whole(self) -> Ledger:
+        """Of all ranks, as they know it since their last exchange; of this process where there are no others."""
+        return self.ledger if self.ranks is None else self.ranks.ledger
+
+    @property
+    def env_steps(self) -> int:
+        return self.whole.collected
+
+    @property
     def wall_s(self) -> float:
         return self._wall_before + self.life_s
 
@@ -103,10 +90,16 @@ class Journal:
     # What happened
 
     def collected(self, report: ActorReport) -> None:
-        self.env_steps += report.steps
         self.ledger.collected += report.steps
         self.ledger.drop(report.skipped, "cut")
-        for episode in report.episodes:
+        if self.ranks is None:
+            self._finish_episodes(report.episodes)
+        else:
+            self.ranks.ended += report.episodes
+            self.ranks.cut = self.ranks.cut or report.cut
+
+    def _finish_episodes(self, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
             self.episodes += 1
             self.window.add(episode.total, episode.length, episode.info)
         target = self.config.target_return
@@ -171,7 +164,6 @@ class Journal:
     def failed(self, failure: Failure, held: int = 0) -> None:
         """An actor, or environments of it: the steps it took since its last unroll, and those it held, are lost."""
         self._count_of_round(failure.actor)
-        self.env_steps += failure.steps
         self.ledger.collected += failure.steps
         self.ledger.drop(failure.steps + self.pending.pop(failure.actor, 0) + held, failure.reason)
         self.restarts += 1
@@ -186,6 +178,27 @@ class Journal:
         self.lag_max = max(self.lag_max, int(lags.max()))
         self.losses, self._updates = report.metrics or self.losses, updates
 
+    def own(self, held: int = 0) -> RankBooks:
+        """What this rank tells the others: its books so far, and what is new since the last time.
+
+        `held`: steps that have left the table and will be trained on next.
+        """
+        assert self.ranks is not None
+        self.count_in_flight()
+        self.ledger.in_flight += held
+        ended, self.ranks.ended = self.ranks.ended, []
+        done, self.ranks.round = self.ranks.round, None
+        if done is not None:
+            done.cut, self.ranks.cut = self.ranks.cut, False
+        return RankBooks(self.ledger, self.restarts, ended, done)
+
+    def agree(self, books: list[RankBooks]) -> None:
+        """The books of all ranks, in their order: from here on all know the same of the run."""
+        assert self.ranks is not None
+        self.ranks.take(books)
+        for each in books:
+            self._finish_episodes(each.ended)
+
     def count_in_flight(self) -> None:
         if self.waiting is not None:
             self.ledger.in_flight = self.waiting() + sum(self.pending.values())
@@ -199,7 +212,7 @@ class Journal:
     @property
     def progress(self) -> float:
         """Share of the run that lies behind: trained on, or with a replay memory, taken."""
-        done = self.env_steps if self.paced_by_env else self.ledger.trained
+        done = self.env_steps if self.paced_by_env else self.whole.trained
         return min(1.0, done / self.config.env_steps)
 
     def finished(self) -> str | None:
@@ -230,6 +243,11 @@ class Journal:
         self.sinks.write({"kind": "train", **{k: v for k, v in snapshot.items() if k not in _PANEL_ONLY}})
         self.panel.update(snapshot)
 
+    @property
+    def _restarts(self) -> int:
+        """Of all ranks."""
+        return self.restarts if self.ranks is None else self.ranks.restarts
+
     def _rate(self) -> float:
         if len(self._rate_marks) < 2:
             return self.steps_per_s
@@ -252,9 +270,9 @@ class Journal:
             "episodes": self.episodes, "length_mean": self.window.length_mean, "info": self.window.info_means,
             "target_return": config.target_return, "losses": self.losses, "lag_mean": self.lag_mean,
             "lag_max": self.lag_max, "queue_depth": self.queue_depth, "replay": self.replay, "shares": shares,
-            "ledger": self.ledger.as_dict(), "restarts": self.restarts, "advice": advice(shares, config, self._cores),
+            "ledger": self.whole.as_dict(), "restarts": self._restarts, "advice": advice(shares, config, self._cores),
             "messages": list(self.messages), "history": list(self.history),
-        }  # fmt: skip
+        } | ({} if self.ranks is None else {"ranks": self.ranks.stats()})  # fmt: skip
 
     @property
     def lag_mean(self) -> float:
@@ -272,19 +290,19 @@ class Journal:
             "return_mean": self.window.return_mean, "return_std": self.window.return_std,
             "env_steps_to_target": self.env_steps_to_target, "wall_s_to_target": self.wall_s_to_target,
             "policy_lag": {"mean": self.lag_mean, "max": self.lag_max},
-            "time_split": self.split.shares(self.life_s), "ledger": self.ledger.as_dict(),
-            "replay": self.replay, "restarts": self.restarts, "exit_reason": exit_reason,
-        }  # fmt: skip
+            "time_split": self.split.shares(self.life_s), "ledger": self.whole.as_dict(),
+            "replay": self.replay, "restarts": self._restarts, "exit_reason": exit_reason,
+        } | ({} if self.ranks is None else {"ranks": self.ranks.summary()})  # fmt: skip
 
     # State, for resuming
 
     def state(self) -> dict[str, Any]:
         return {
             "env_steps": self.env_steps, "episodes": self.episodes, "window": self.window.to_dict(),
-            "ledger": self.ledger.as_dict(), "lag": [self.lag_sum, self.lag_count, self.lag_max],
+            "ledger": self.whole.as_dict(), "lag": [self.lag_sum, self.lag_count, self.lag_max],
             "target": [self.config.target_return, self.env_steps_to_target, self.wall_s_to_target],
             "updates": self._updates, "wall_s": self.wall_s, "best": self.best,
-            "restarts": self.restarts, "history": [list(point) for point in self.history],
+            "restarts": self._restarts, "history": [list(point) for point in self.history],
         }  # fmt: skip
 
     def settle(self, kept: int) -> None:
@@ -293,7 +311,7 @@ class Journal:
         self.ledger.in_flight = 0
 
     def load(self, state: dict[str, Any]) -> None:
-        self.env_steps, self.episodes = state["env_steps"], state["episodes"]
+        self.episodes = state["episodes"]
         self.window = ReturnWindow.from_dict(state["window"])
         self.ledger = Ledger(**state["ledger"])
         self.lag_sum, self.lag_count, self.lag_max = state["lag"]
@@ -302,6 +320,10 @@ class Journal:
             self.env_steps_to_target, self.wall_s_to_target = reached
         self._updates = state["updates"]
         self._wall_before, self.best, self.restarts = state["wall_s"], state["best"], state["restarts"]
+        if self.ranks is not None:  # rank 0 goes on with the books of the run, and the others begin new ones
+            self.ranks.ledger, self.ranks.restarts = self.ledger, self.restarts
+            if self.rank > 0:
+                self.ledger, self.restarts = Ledger(), 0
         self.history = [(int(step), float(mean)) for step, mean in state["history"]]
 
 

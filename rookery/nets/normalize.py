@@ -110,7 +110,7 @@ class RewardScaler(nn.Module):
     """Rewards divided by the deviation of the discounted return, clipped to ±10.
 
     The running return of each environment (lane) continues from one call to the next and is zeroed after an end.
-    Lanes are those of the whole run; a rank keeps the returns of its own lanes and shares the moments.
+    Lanes are those of the whole run. Each rank computes the returns of its own lanes; they share them, and the moments.
     """
 
     returns: torch.Tensor  # [lanes]
@@ -141,9 +141,19 @@ class RewardScaler(nn.Module):
         sums = torch.zeros(3, dtype=torch.float64, device=reward.device)
         for columns in _turns(lane, replayed):
             sums += self._continued(reward[:, columns], ends[:, columns], live[:, columns], lane[columns])
-        self.running.merge(reduce.sum(sums))  # one collective, however often a lane is there
+        self.running.merge(self._exchanged(sums, reduce))  # one collective, however often a lane is there
         deviation = (variance(self.running.moments()) + EPSILON).sqrt()
         return (reward / deviation).to(reward.dtype).clamp_(-CLIP, CLIP)
+
+    def _exchanged(self, sums: torch.Tensor, reduce: Reduce) -> torch.Tensor:
+        """The sums of all ranks; each gets the running returns of the others' lanes too, so that nets stay the same."""
+        if reduce.size == 1:
+            return sums
+        own = torch.zeros_like(self.returns).tensor_split(reduce.size)
+        own[reduce.rank].copy_(self.returns.tensor_split(reduce.size)[reduce.rank])
+        total = reduce.sum(torch.cat([sums, *own]))
+        self.returns.copy_(total[3:])
+        return total[:3]
 
     def _continued(
         self, reward: torch.Tensor, ends: torch.Tensor, live: torch.Tensor, lane: torch.Tensor

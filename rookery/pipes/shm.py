@@ -369,6 +369,13 @@ class Pulse:
         if steps is not None:
             self._steps[worker * _WORDS + 1] = steps
 
+    def cut(self, worker: int, sequence: int) -> None:
+        """Have a worker cut the unroll of this number short; another one is not concerned."""
+        self._steps[worker * _WORDS + 2] = sequence + 1
+
+    def is_cut(self, worker: int, sequence: int) -> bool:
+        return self._steps[worker * _WORDS + 2] == sequence + 1
+
     def last(self, worker: int) -> tuple[float, int]:
         """(time, steps) of the last beat; (0.0, 0) before the first."""
         return self._at[worker * _WORDS], self._steps[worker * _WORDS + 1]

@@ -113,6 +113,13 @@ class Signals:
                     self.kill()
             os._exit(CODES[came])
 
+    def request(self, number: signal.Signals) -> None:
+        """Ask for shutdown as if this signal had come; from any thread. Nothing if that was done before."""
+        if self._first is None:
+            self._first = (number, self._clock())
+            if self._pipe is not None:
+                os.write(self._pipe[1], b"\0")
+
     def check(self) -> None:
         """Raise `Stopped` if shutdown was requested."""
         if (code := self.requested) is not None:

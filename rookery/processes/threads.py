@@ -58,7 +58,8 @@ class Threads:
     def share(self, synchronous: bool) -> None:
         """Divide the cores again: asynchronous actors leave the learner fewer."""
         config = self._config
-        self.budget = budget(config.threads or available_cores(), config.actors, config.topology, synchronous)
+        cores = config.threads or max(1, available_cores() // config.ranks)
+        self.budget = budget(cores, config.actors, config.topology, synchronous)
         if self._small:
             self.budget = Budget(self.budget.acting, 1)
 

@@ -12,6 +12,7 @@ from rookery.recipes import (
     c51,
     d4pg,
     ddpg,
+    ddppo,
     double_dqn,
     dqn,
     gorila,
@@ -25,7 +26,7 @@ from rookery.recipes import (
 )
 from rookery.recipes.recipe import Recipe, nearest
 
-POLICIES = (ppo, a2c, a3c, unreal, impala, appo, impact)
+POLICIES = (ppo, ddppo, a2c, a3c, unreal, impala, appo, impact)
 VALUES = (dqn, double_dqn, prioritized_dueling_dqn, c51, rainbow, apex_dqn, r2d2, gorila)
 RECIPES: dict[str, Recipe] = {each.RECIPE.name: each.RECIPE for each in (*POLICIES, *VALUES, ddpg, apex_dpg, d4pg)}
 

@@ -28,18 +28,21 @@ from rookery.algorithms.registry import build_algorithm, encode_config
 from rookery.core.config import RunConfig
 from rookery.core.errors import INTERRUPT, REQUEUE, CheckpointError, EnvError, RookeryError, StorageError, UsageError
 from rookery.core.ranges import within
+from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import EnvSpec
 from rookery.crews.probe import probe
 from rookery.metrics.journal import Journal
 from rookery.metrics.panel import Panel
 from rookery.metrics.sink import Sinks
 from rookery.nets.torso import bf16_is_emulated
+from rookery.pipes.collective import Place, place_of
 from rookery.processes.orphans import guarded
 from rookery.processes.signals import Signals, Stopped
-from rookery.processes.threads import Threads
+from rookery.processes.threads import Threads, available_cores
 from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
 from rookery.roles.learner import Learner
+from rookery.run.ranks import as_rank, supervise
 from rookery.storage import checkpoint
 from rookery.storage import folder as folders
 from rookery.storage.claim import claimed
@@ -57,6 +60,7 @@ class Run:
     config: RunConfig
     summary: dict[str, Any]
     exit_code: int = 0
+    rank: int = 0  # of the process that returns it; the first one has written the folder
 
 
 def configure(recipe: str, env: str, preset: str = "", **fields: Any) -> RunConfig:
@@ -83,13 +87,15 @@ def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
 
 def start(config: RunConfig, signals: Signals) -> Run:
     """Train a checked config. Signals that came before now count: the folder is written and can be resumed."""
+    if config.topology == "allreduce" and (place := place_of()) is not None:
+        return as_rank(_of_group(config, place), place, signals, _rank_folder)
     config = replace(config, out=config.out or _folder_name(config))
     folder = folders.real(config.out)
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
     with _opened(folder):
         folders.store(folder, "config.json", encode_config(config))
         try:
-            return _execute(config, folder, None, [], signals)
+            return _carry_out(config, folder, None, [], signals, _warn)
         except UsageError:  # nothing has begun: the same command, corrected, finds the place free
             _clear_folder(folder, before)
             raise
@@ -144,7 +150,7 @@ def go_on(
             saved, notes = None, ["the run had no checkpoint yet: it starts from the beginning"]
         folders.store(folder, "config.json", encode_config(config))
         try:
-            return _execute(config, folder, saved, notes, signals, tell)
+            return _carry_out(config, folder, saved, notes, signals, tell)
         except (UsageError, CheckpointError) as error:  # it cannot be resumed like this: as it was, it still can
             folders.store(folder, "config.json", encode_config(before))
             if saved is not None and str(saved.path) not in str(error):
@@ -153,7 +159,7 @@ def go_on(
 
 
 def _check_same(before: RunConfig, config: RunConfig) -> None:
-    for name in ("actors", "envs_per_actor"):
+    for name in ("ranks", "actors", "envs_per_actor"):
         if getattr(config, name) != getattr(before, name):
             raise UsageError(
                 f"the run has {name} {getattr(before, name)}, and its checkpoints hold the state of as many; "
@@ -167,31 +173,80 @@ def check(config: RunConfig) -> RunConfig:
     config = within(config, kind=generic[type(config.algo)])
     if why := absurd(config):
         raise UsageError(why)
+    if config.ranks > 1 and config.topology != "allreduce":
+        raise UsageError(f"{config.ranks} ranks need topology allreduce, and this run has {config.topology}")
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("there is no CUDA device here (or this build of torch has no CUDA); use --device cpu")
     return config
 
 
-@guarded()
-def _execute(
+def _carry_out(
     config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str], signals: Signals,
-    tell: Callable[[str], None] = _warn,
+    tell: Callable[[str], None],
 ) -> Run:  # fmt: skip
+    """Train in this process, or in one for each rank."""
+    if config.ranks == 1:
+        return execute(config, folder, saved, notes, signals, tell)
+    for note in _rank_notes(config):
+        tell(note)
+    code = supervise(config, folder, saved, notes, signals, tell)
+    return Run(folder, config, json.loads((folder / "summary.json").read_text()), code)
+
+
+def _rank_notes(config: RunConfig) -> list[str]:
+    cores = available_cores()
+    if config.ranks <= cores:
+        return []
+    return [f"{config.ranks} ranks share {cores} cores: more ranks than cores do not make a run faster"]
+
+
+def _of_group(config: RunConfig, place: Place) -> RunConfig:
+    """The config with as many ranks as torchrun has started."""
+    if config.ranks not in (1, place.size):
+        raise UsageError(f"--ranks is {config.ranks}, and torchrun has started {place.size}: leave --ranks out")
+    return check(replace(config, ranks=place.size))
+
+
+@contextmanager
+def _rank_folder(config: RunConfig, again: bool) -> Iterator[Path]:
+    """The folder of a run under torchrun, on rank 0: a new one, or that of the group that was started before."""
+    if again and not config.out:
+        raise UsageError("torchrun has started the ranks again, and without --out there is no folder to go on in")
+    config = replace(config, out=config.out or _folder_name(config))
+    folder = folders.real(config.out)
+    if again and folders.exists(folder, "config.json"):
+        folders.check(folder)
+        with claimed(folder):
+            folders.sweep(folder)
+            yield folder
+        return
+    with _opened(folder):
+        folders.store(folder, "config.json", encode_config(config))
+        yield folder
+
+
+@guarded()
+def execute(
+    config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str], signals: Signals,
+    tell: Callable[[str], None] = _warn, group: Reduce = ALONE,
+) -> Run:  # fmt: skip
+    """Train in this process; with a group, as one rank of it."""
     signals.check()
     topology = importlib.import_module(f"rookery.topologies.{config.topology}")
     threads = Threads(config)
-    with _told(config, folder, signals) as (sinks, panel):
-        journal = Journal(config, sinks, panel)
+    with _told(config, folder, signals, group.rank) as (sinks, panel):
+        journal = Journal(config, sinks, panel, rank=group.rank)
 
         def open_job(spec: EnvSpec) -> Job:
             signals.check()
             algorithm = build_algorithm(config, spec)
             check_room(algorithm) if saved is None else check_sizes(algorithm, saved)
-            learner = Learner(algorithm, config.seed, config.device, config.compile)
+            learner = Learner(algorithm, config.seed, config.device, config.compile, group)
             check_arrays(config, algorithm, learner.nets, spec)
             if not config.threads:
                 threads.fit(algorithm.work(learner.nets))
-            folders.store(folder, "spec.json", msgspec.json.encode(spec))
+            if group.rank == 0:
+                folders.store(folder, "spec.json", msgspec.json.encode(spec))
             job = Job(config, algorithm, learner, journal, folder, signals, threads, spec, tell=tell)
             for note in (*notes, *_warnings(config)):
                 journal.say(note)
@@ -200,7 +255,8 @@ def _execute(
             return job
 
         try:
-            job = topology.run(config, folder, signals, open_job)
+            more = {} if group.size == 1 else {"group": group}
+            job = topology.run(config, folder, signals, open_job, **more)
         except UsageError as error:
             if not journal.begun:
                 raise
@@ -216,14 +272,18 @@ def _execute(
         reason = {0: journal.finished() or "done", INTERRUPT: "interrupted", REQUEUE: "requeue"}[code]
         summary = journal.summary(reason, job.learner.updates, job.learner.skipped)
     summary["records_lost"] = sinks.lost
-    folders.store(folder, "summary.json", json.dumps(summary, indent=2).encode())
-    return Run(folder, config, summary, code)
+    if group.rank == 0:
+        folders.store(folder, "summary.json", json.dumps(summary, indent=2).encode())
+    return Run(folder, config, summary, code, group.rank)
 
 
 @contextmanager
-def _told(config: RunConfig, folder: Path, signals: Signals) -> Iterator[tuple[Sinks, Panel]]:
-    """Sinks and panel of a run. At its end they get a few seconds, less if shutdown was requested."""
-    sinks, panel = Sinks.of_run(folder), Panel(config.quiet)
+def _told(config: RunConfig, folder: Path, signals: Signals, rank: int) -> Iterator[tuple[Sinks, Panel]]:
+    """Sinks and panel of a run. At its end they get a few seconds, less if shutdown was requested.
+
+    Those of the first rank: the others write to their logs.
+    """
+    sinks, panel = Sinks.of_run(folder) if rank == 0 else Sinks([]), Panel(config.quiet or rank > 0)
     try:
         yield sinks, panel
     finally:

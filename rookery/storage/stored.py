@@ -25,7 +25,7 @@ from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, UsageError
 from rookery.core.machine import Machine, amount
 from rookery.core.types import ActionSpec, EnvSpec, Leaf
-from rookery.metrics.journal import Ledger
+from rookery.metrics.ledger import Ledger
 from rookery.nets.modules import Nets
 from rookery.roles.learner import Learner
 from rookery.roles.producer import handover_shapes

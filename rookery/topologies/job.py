@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from time import monotonic
-from typing import NamedTuple
 
 from rookery.algorithms.base import Algorithm
 from rookery.core.config import RunConfig
@@ -20,6 +19,7 @@ from rookery.core.errors import CheckpointError, LearnerError, NumericError, Roo
 from rookery.core.types import EnvSpec, Shapes
 from rookery.crews.crew import Crew, States
 from rookery.metrics.journal import Journal
+from rookery.pipes.collective import RankLost
 from rookery.processes.faults import FaultPlan
 from rookery.processes.reserve import Reserve
 from rookery.processes.signals import Signals
@@ -31,12 +31,7 @@ from rookery.storage import checkpoint, stored
 from rookery.tables.table import Table
 from rookery.topologies import numeric
 from rookery.topologies.replay_saver import ReplaySaver
-
-
-class Decision(NamedTuple):
-    stopping: bool  # shutdown was requested
-    going: bool  # more environment steps are to be taken
-    checkpoint: bool  # one is due
+from rookery.topologies.vote import Decision, gather_states, vote
 
 
 def _quietly(text: str) -> None:
@@ -77,11 +72,29 @@ class Job:
         self.journal.say(text)
         self.tell(text)
 
-    def decide(self) -> Decision:
-        """What to do next. Where there are several ranks, all of them decide the same, from one exchange."""
-        asked, over = self.signals.requested is not None, self.journal.finished() is not None
-        stopping, finished, due = self.learner.reduce.anywhere(asked, over, self.checkpoint_due())
-        return Decision(stopping, not (stopping or finished), due)
+    def decide(self, held: int | None = None, spent: bool = False) -> Decision:
+        """What to do next. Where there are several ranks, all of them decide the same, from one exchange.
+
+        `held`: steps that this rank will train on next. `spent`: there will be none any more.
+        """
+        asked, due = self.signals.requested is not None, self.checkpoint_due()
+        if self.alone:
+            return Decision(asked, not (asked or self.journal.finished() is not None), due)
+        return vote(self.learner.reduce, self.journal, asked, due, held, spent)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is the only rank."""
+        return self.learner.reduce.size == 1
+
+    @property
+    def rank(self) -> int:
+        return self.learner.reduce.rank
+
+    @property
+    def own_folder(self) -> Path:
+        """Where this rank keeps what is its own: a replay memory."""
+        return self.folder if self.rank == 0 else self.folder / "ranks" / str(self.rank)
 
     def shapes(self) -> Shapes:
         """Of the arrays that an actor hands over."""
@@ -106,7 +119,11 @@ class Job:
                 if states is not None:
                     told = states()  # first: an actor that fails here takes what it holds back with it
                 journal.count_in_flight()
-                self._write(told, crew.sequences)
+                sequences = crew.sequences
+                if not self.alone:
+                    told, sequences = gather_states(self.learner.reduce, journal, told, sequences)
+                if self.rank == 0:
+                    self._write(told, sequences)
                 if self.saver is not None:
                     self.saver.save(journal.env_steps, self.signals, self.config.supervisor.grace, last)
         except StorageError as error:
@@ -171,6 +188,9 @@ class Job:
         self.journal.waiting = lambda: table.steps
         try:
             yield
+        except RankLost as error:  # the weights of this one are as good as those of the others
+            self._rescue(crew, error)
+            raise
         except (LearnerError, StorageError, CheckpointError):
             raise  # what there is to save is not sound, or there is nowhere to put it
         except NumericError as error:
@@ -187,11 +207,16 @@ class Job:
 
     def _rescue(self, crew: Crew, error: RookeryError) -> None:
         """Save what was learnt since the last checkpoint, before the error ends the run."""
-        if self.journal.env_steps <= self._kept_at:
+        if self.journal.env_steps <= self._kept_at or self.rank > 0:
             return
         self.journal.end_round()  # what has come of a round that was not completed waits in the table
         try:
-            self.save(crew, None, last=True)
+            if self.alone:
+                self.save(crew, None, last=True)
+            else:  # the others do not take part: the books are those of the last exchange
+                config, most = self.config, max(crew.sequences, default=0)
+                actors = config.ranks * config.actors
+                self._write([None] * actors, [most] * actors)
             error.add_note(f"what was learnt is saved; go on with: rookery resume {quote(str(self.folder))}")
         except RookeryError as trouble:
             error.add_note(f"what was learnt since the last checkpoint could not be saved: {trouble}")
@@ -210,21 +235,23 @@ class Job:
         """The last checkpoint, and the books."""
         self.tell_of(table)
         self.save(crew, crew.snapshots if table.rounds else None, last=True)
-        ledger = self.journal.ledger
+        ledger = self.journal.whole
         if ledger.imbalance:
             raise LearnerError(f"the ledger does not balance by {ledger.imbalance} steps: {ledger.as_dict()}")
 
 
 def restore(job: Job, saved: checkpoint.Checkpoint) -> None:
     """Put a fresh job into the state of a checkpoint; CheckpointError if this job could not have made it."""
-    numbers = stored.check_numbers(saved, job.config.actors)
+    numbers = stored.check_numbers(saved, job.config.ranks * job.config.actors)
     stored.check_tensors(job.learner, saved)
     try:
         job.learner.load(saved.tensors, saved.meta["learner"])
         job.journal.load(saved.meta["journal"])
     except (RuntimeError, KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"checkpoint {saved.path}: {error}; {stored.FOREIGN}") from error
-    job.sequences = list(numbers.sequences)
+    first = job.rank * job.config.actors
+    own = range(first, first + job.config.actors)
+    job.sequences = [numbers.sequences[index] for index in own]
     job._saved_at = job._kept_at = job.resumed_at = saved.env_steps
     if not numbers.exact:
         job.journal.say("the environments cannot be restored exactly: new episodes begin")
@@ -234,10 +261,10 @@ def restore(job: Job, saved: checkpoint.Checkpoint) -> None:
         job.config.envs_per_actor,
         job.algorithm.plan().table.builds_items,
     )
-    own = job.algorithm.initial_state(job.learner.nets, lanes)
-    for index, sequence in enumerate(job.sequences):
+    start = job.algorithm.initial_state(job.learner.nets, lanes)
+    for index, sequence in zip(own, job.sequences):
         try:
-            check_state(states.get(str(index)), job.spec, lanes, own, sequence, builds)
+            check_state(states.get(str(index)), job.spec, lanes, start, sequence, builds)
         except CheckpointError as error:
             raise CheckpointError(f"checkpoint {saved.path}: actor {index}: {error}; {stored.FOREIGN}") from error
-    job.states = [states[str(index)] for index in range(job.config.actors)]
+    job.states = [states[str(index)] for index in own]

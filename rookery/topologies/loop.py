@@ -15,10 +15,13 @@ import torch
 from rookery.core.errors import NumericError
 from rookery.core.types import Failure, Sample, Shapes, StepReport
 from rookery.crews.crew import Crew, Setup
+from rookery.metrics.ledger import Round
 from rookery.tables.factory import make_table
 from rookery.tables.table import Table
-from rookery.topologies.job import Decision, Job
+from rookery.topologies.job import Job
+from rookery.topologies.preempt import Preemption
 from rookery.topologies.resume import restore_table
+from rookery.topologies.vote import Decision
 
 
 class Trainer(Protocol):
@@ -50,12 +53,12 @@ def table_of(job: Job, shapes: Shapes, alone: bool) -> Table:
     return table
 
 
-def run(job: Job, crew: Crew, table: Table, trainer: Trainer) -> Job:
-    loop = Loop(job, crew, table, trainer)
+def run(job: Job, crew: Crew, table: Table, trainer: Trainer, preemption: Preemption | None = None) -> Job:
+    loop = Loop(job, crew, table, trainer) if job.alone else RankLoop(job, crew, table, trainer, preemption)
     job.journal.begin()
     with job.reserve, job.running(table, crew):
         loop.decide()
-        while loop.now.going or crew.busy or table.due:
+        while loop.goes_on:
             loop.supply()
             loop.collect()
             loop.learn()
@@ -76,18 +79,30 @@ class Loop:
         self._published = -float("inf")
         self.now = Decision(stopping=False, going=True, checkpoint=False)
 
+    @property
+    def goes_on(self) -> bool:
+        """What is due when the steps are taken is learnt before the end."""
+        return self.now.going or self.crew.busy or self.table.due
+
     def decide(self) -> None:
-        """Whether to go on, and whether to write a checkpoint. Not within a round: ranks decide between two of them."""
-        job, crew, table = self.job, self.crew, self.table
-        if table.open and crew.busy:
+        """Whether to go on, and whether to write a checkpoint. Not within a round."""
+        if self.table.open and self.crew.busy:
             return
-        self.now = job.decide()
+        self.now = self.job.decide()
+        self.act()
+
+    def act(self) -> None:
+        """Do what was decided."""
+        job, crew, table = self.job, self.crew, self.table
         if self.now.stopping:
             table.stop()
         elif not self.now.going and not table.rounds:
             crew.finish()  # a round is completed, with replacements if need be
-        if self.now.checkpoint and table.settled:
+        if self.now.checkpoint and self.settled():
             job.save(crew, crew.snapshots if table.rounds else None)
+
+    def settled(self) -> bool:
+        return self.table.settled
 
     def supply(self) -> None:
         """Order from every actor that the table wants more of, as long as its steps are within the run's length."""
@@ -95,7 +110,7 @@ class Loop:
         if self.now.stopping:
             return
         for _ in range(len(crew.openings)):
-            coming = 0 if table.rounds else crew.ordered * self._unroll
+            coming = 0 if table.rounds else crew.ordered * self._unroll * job.config.ranks
             going = self.now.going and job.journal.env_steps + coming < job.config.env_steps
             if table.wants(crew.openings[0], going):
                 self.publish()
@@ -138,8 +153,7 @@ class Loop:
     def learn(self) -> None:
         job, journal, table, trainer = self.job, self.job.journal, self.table, self.trainer
         waiting = len(table)
-        with journal.split.stage("transfer"):
-            sample = table.next(trainer.version, journal.progress)
+        sample = self.take()
         if sample is None:
             return
         due = journal.due
@@ -154,6 +168,11 @@ class Loop:
             journal.queue_depth = waiting
             for text in job.algorithm.remarks(report.metrics):
                 journal.say(text)
+
+    def take(self) -> Sample | None:
+        """What to train on now, if anything."""
+        with self.job.journal.split.stage("transfer"):
+            return self.table.next(self.trainer.version, self.job.journal.progress)
 
     def _step(self, sample: Sample, tell: bool) -> StepReport:
         job, journal = self.job, self.job.journal
@@ -178,3 +197,73 @@ class Loop:
         if journal.due and not self.table.open:  # within a round the books are not complete
             self.job.tell_of(self.table)
             journal.report()
+
+
+class RankLoop(Loop):
+    """The loop of one rank among several: it trains when all of them do, and decides when all of them have voted."""
+
+    def __init__(self, job: Job, crew: Crew, table: Table, trainer: Trainer, preemption: Preemption | None):
+        super().__init__(job, crew, table, trainer)
+        self._preemption = preemption
+        self._held: Sample | None = None  # what this rank will train on
+        self._voted = self._over = self._started = False
+        self._began = perf_counter()
+        self._round = Round()  # the times of the one before this
+
+    @property
+    def goes_on(self) -> bool:
+        return not self._over
+
+    def take(self) -> Sample | None:
+        """The sample, once every rank has one. They have to vote even if one has none and the run ends."""
+        if self._held is None:
+            self._held = super().take()
+        spent = self._held is None and not (self.now.going or self.crew.busy or self.table.due)
+        asked = self.job.signals.requested is not None and not self.table.open
+        if self._held is None and not spent and not asked:
+            return None
+        self.now = self._vote(spent)
+        sample, self._held = self._held, None
+        if self.now.ready:
+            return sample
+        self._over = True
+        if sample is not None:
+            self.job.journal.ledger.drop(sample.fresh, "end")
+            self.table.update(sample, None, self.trainer.version)
+        return None
+
+    def _vote(self, spent: bool) -> Decision:
+        journal, started = self.job.journal, perf_counter()
+        assert journal.ranks is not None
+        if self._preemption is not None:
+            self._preemption.finished()
+        if self._held is not None:
+            self._round.rollout = started - self._began
+            journal.ranks.round = self._round
+        with journal.split.stage("wait"):
+            now = self.job.decide(None if self._held is None else self._held.fresh, spent)
+        self._round, self._voted = Round(wait=perf_counter() - started), True
+        return now
+
+    def _step(self, sample: Sample, tell: bool) -> StepReport:
+        started = perf_counter()
+        try:
+            return super()._step(sample, tell)
+        finally:
+            self._round.learn = perf_counter() - started
+
+    def decide(self) -> None:
+        """Act on the vote, if there was one in this turn. The first is before the first round, without training."""
+        if not self._started:
+            self.now, self._started, self._voted = self.job.decide(), True, True
+        if not self._voted:
+            return
+        self._voted, self._over = False, self._over or self.now.stopping
+        self.act()
+        self._began = perf_counter()
+        if self._preemption is not None:
+            self._preemption.begin(self.trainer.version)
+
+    def settled(self) -> bool:
+        """All write their part of a checkpoint, or none."""
+        return self.job.learner.reduce.all(self.table.settled)

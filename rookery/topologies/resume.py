@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from shlex import quote
 
+import torch
+
 from rookery.core.errors import CheckpointError
 from rookery.tables.memory import ReplayMemory
 from rookery.tables.table import Table
@@ -18,18 +20,21 @@ def restore_table(job: Job, table: Table) -> None:
         actor: int(state["pending"]) for actor, state in enumerate(job.states) if state and "pending" in state
     }
     if table.memory is not None:
-        job.saver = ReplaySaver(job.folder, table.memory, table.snapshot, journal.say)
+        job.saver = ReplaySaver(job.own_folder, table.memory, table.snapshot, journal.say)
         _restore_memory(job, job.saver, table.memory)
     elif table.rounds:
         _check_in_step(job)
-    kept, known = table.steps + sum(journal.pending.values()), journal.ledger.in_flight
+    kept, known = table.steps + sum(journal.pending.values()), journal.whole.in_flight
+    if not job.alone:
+        kept = int(job.learner.reduce.sum(torch.tensor([kept])))
     if kept > known:
         raise CheckpointError(
             f"{kept} environment steps wait in the replay memory and with the actors, and the checkpoint knows of "
             f"{known}: the two are not of one run. Go on with an empty memory: "
             f"rm -r {quote(str(job.folder / 'replay'))}"
         )
-    journal.settle(kept)
+    if job.rank == 0:  # it goes on with the books of the run
+        journal.settle(kept)
     table.losses()  # evictions of earlier lives are in the ledger
 
 

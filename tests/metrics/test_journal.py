@@ -15,7 +15,8 @@ from rookery.algorithms.ppo import PPOConfig
 from rookery.core.config import RunConfig
 from rookery.core.machine import Machine
 from rookery.core.types import ActorReport, Episode, Failure, Sample, StepReport
-from rookery.metrics.journal import Journal, Ledger
+from rookery.metrics.journal import Journal
+from rookery.metrics.ledger import Ledger
 from rookery.tables.table import Losses
 from rookery.topologies.loop import Loop
 
@@ -252,7 +253,7 @@ def test_the_curve_does_not_grow_without_end():
     j = journal()
     j.collected(report(1, [1.0]))
     for step in range(6000):
-        j.env_steps = step
+        j.ledger.collected = step
         j.report(force=True)
         assert len(j.history) <= 2000
     steps = [step for step, _ in j.history]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support_ranks import agreed, ranks, together
 
 import rookery
@@ -39,20 +40,19 @@ class Rank:
         algo = {"unroll": 8, "epochs": 2, "minibatches": 2}
         self.config = rookery.configure(
             "ppo", "CartPole-v1", preset="vector", actors=1, envs_per_actor=2, algo=algo, net={"hidden": (8,)},
-            **({"env_steps": 400} | fields),
+            **({"env_steps": 400, "ranks": size} | fields),
         )  # fmt: skip
         self.folder, self.reduce, self.size, self.steps = folder, reduce, size, []
         with Signals() as signals, InlineCrew(self.config, signals) as crew:
             spec = crew.spec
-        algorithm = algorithm_class(self.config.algorithm)(
-            self.config.algo, self.config.net, spec, self.config.lanes * size
-        )
+        algorithm = algorithm_class(self.config.algorithm)(self.config.algo, self.config.net, spec, self.config.lanes)
         options = {} if reduce is None else {"reduce": reduce}
         self.learner = Learner(algorithm, self.config.seed, **options)
 
     def run(self, stop_after: int = 0) -> Job:
-        with Signals() as signals, InlineCrew(self.config, signals) as crew:
-            journal = Journal(self.config, Quiet(), Quiet())
+        rank = 0 if self.reduce is None else self.reduce.rank
+        with Signals() as signals, InlineCrew(self.config, signals, first=rank) as crew:
+            journal = Journal(self.config, Quiet(), Quiet(), rank=rank)
             threads = Threads(self.config)
             self.job = job = Job(
                 self.config, self.learner.algorithm, self.learner, journal, self.folder, signals, threads, crew.spec
@@ -75,34 +75,36 @@ class Rank:
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_request_to_shut_down_on_one_rank_ends_all_of_them_after_the_same_update(tmp_path, size):
     group = ranks(size)
-    members = [Rank(tmp_path / str(r), group[r], size, env_steps=10**6) for r in range(size)]
+    members = [Rank(tmp_path, group[r], size, env_steps=10**6) for r in range(size)]
     agreed(together(group, lambda r: members[r].run(stop_after=5 if r == size - 1 else 0)))
-    assert [len(member.steps) for member in members] == [5] * size
-    assert {member.learner.version for member in members} == {5}
+    assert [len(member.steps) for member in members] == [6] * size, "it comes within update 5: the next vote tells it"
+    assert {member.learner.version for member in members} == {6}
 
 
-def test_all_ranks_end_when_one_has_taken_its_steps_and_write_checkpoints_together(tmp_path):
-    """Episodes end on one rank and not on the other, so that their counts of steps differ."""
+def test_ranks_know_the_same_of_the_run_and_the_first_writes_the_checkpoints(tmp_path):
+    """Episodes end on one rank and not on the other, so that their own counts of steps differ."""
     group = ranks(2)
-    members = [
-        Rank(tmp_path / str(r), group[r], 2, seed=1 + 5 * r, env_steps=400, checkpoint={"every": 50, "keep": 99})
-        for r in range(2)
-    ]
+    members = [Rank(tmp_path, group[r], 2, seed=3, checkpoint={"every": 50, "keep": 99}) for r in range(2)]
     agreed(together(group, lambda r: members[r].run()))
-    first, second = (member.job.journal.env_steps for member in members)
-    assert len(members[0].steps) == len(members[1].steps) and max(first, second) >= 400
-    assert first != second, "the case is not the one that is meant"
-    saved = [checkpoint.all_steps(member.folder / "checkpoints") for member in members]
-    assert len(saved[0]) == len(saved[1]) > 3
+    journals = [member.job.journal for member in members]
+    assert journals[0].ledger.collected != journals[1].ledger.collected, "the case is not the one that is meant"
+    assert journals[0].whole == journals[1].whole == journals[0].ledger + journals[1].ledger
+    assert journals[0].env_steps >= 400 and not journals[0].whole.imbalance
+    assert journals[0].window.to_dict() == journals[1].window.to_dict() and journals[0].episodes > 10
+    assert members[0].steps == members[1].steps, "all train after the same steps of the run"
+    saved = checkpoint.load(tmp_path / "checkpoints" / f"step-{journals[0].env_steps:012d}")
+    assert set(saved.meta["states"]) == {"0", "1"} and saved.meta["exact"]
+    nets = [member.learner.nets.state_dict() for member in members]
+    assert all(torch.equal(nets[0][name], nets[1][name]) for name in nets[0])
 
 
-def test_ranks_exchange_their_flags_once_a_round(tmp_path):
-    group, asked = ranks(2), []
-    anywhere = group[0].anywhere
-    group[0].anywhere = lambda *flags: asked.append(flags) or anywhere(*flags)
-    members = [Rank(tmp_path / str(r), group[r], 2) for r in range(2)]
+def test_ranks_vote_once_a_round(tmp_path):
+    group, said = ranks(2), []
+    gather = group[0].gather
+    group[0].gather = lambda message: said.append(message) or gather(message)
+    members = [Rank(tmp_path, group[r], 2) for r in range(2)]
     agreed(together(group, lambda r: members[r].run()))
-    assert len(asked) == len(members[0].steps) + 1, "before the first round, and after each"
+    assert len(said) == len(members[0].steps) + 3, "at the start, before each update, at the end; the save"
 
 
 # With lag: what is dropped is in the ledger

@@ -11,7 +11,7 @@ import torch
 import rookery
 from rookery.core.errors import NumericError, StorageError
 from rookery.core.types import Transitions
-from rookery.metrics.journal import Ledger
+from rookery.metrics.ledger import Ledger
 from rookery.roles.learner import Learner
 from rookery.storage import checkpoint
 from rookery.topologies import numeric

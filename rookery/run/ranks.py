@@ -1,0 +1,261 @@
+"""A run of several ranks: who starts them, who watches them, and what one of them does.
+
+`--ranks N` starts N processes here (`supervise`). They meet at a store on the loopback interface that this process
+keeps. It is no rank itself: any of them may die, and the group is started again from the last checkpoint. With torchrun
+(`as_rank`) the processes are started, watched and restarted by torchrun.
+
+One run folder: rank 0 writes it, and the others read it, so it must be on a file system that all of them see.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rookery.algorithms.registry import encode_config, parents_config
+from rookery.core.config import RunConfig
+from rookery.core.errors import CheckpointError, EnvError, LearnerError, NumericError, RookeryError, StorageError
+from rookery.core.errors import UsageError as Usage
+from rookery.pipes.channel import ChannelClosed, ChannelTimeout, Listener
+from rookery.pipes.collective import LOOPBACK, Collective, Place, RankLost, open_store
+from rookery.processes.child import IDLE
+from rookery.processes.signals import Signals
+from rookery.processes.worker import Restarts, Worker, stop_all
+from rookery.storage import checkpoint
+from rookery.storage.files import step_name
+from rookery.topologies.allreduce import check_same
+
+if TYPE_CHECKING:
+    from rookery.storage.checkpoint import Checkpoint
+
+MODULE = "rookery.run.rank_main"
+LOOK = 0.5  # seconds between two looks at the processes
+AFTER_FIRST = 6.0  # seconds for the others to end once a rank has failed: the first to speak may not be the cause
+STOP = 3.0  # seconds for processes to end when asked to
+ERRORS = {kind.exit_code: kind for kind in (Usage, EnvError, LearnerError, NumericError, CheckpointError, StorageError)}
+
+
+# The process that starts the ranks
+
+
+def supervise(
+    config: RunConfig, folder: Path, saved: Checkpoint | None, notes: list[str], signals: Signals,
+    tell: Callable[[str], None],
+) -> int:  # fmt: skip
+    """Start the ranks and wait for their end; a group that has lost a rank is started again. The exit code."""
+    limits = config.supervisor
+    restarts, attempt, step = Restarts(limits.restarts, limits.window), 0, None if saved is None else saved.env_steps
+    while True:
+        try:
+            with Ranks(config, folder, step, attempt, notes, signals) as ranks:
+                return ranks.wait()
+        except RankLost as error:
+            if signals.requested is not None:
+                raise
+            delay = restarts.next(error)  # raises the error itself once there were too many
+            step, attempt = newest_step(folder), attempt + 1
+            where = "from the start" if step is None else f"from step {step:,}"
+            notes = [f"{error}; all ranks are started again in {delay:.1f} s, {where}"]
+            tell(notes[0])
+            time.sleep(delay)
+
+
+def newest_step(folder: Path) -> int | None:
+    """Environment steps of the newest checkpoint that can be loaded; None if there is none yet."""
+    place = folder / "checkpoints"
+    return checkpoint.newest(place)[0].env_steps if checkpoint.all_steps(place) else None
+
+
+class Ranks:
+    """The processes of one attempt, and the store that they meet at. Context manager: none of them outlives it."""
+
+    def __init__(
+        self, config: RunConfig, folder: Path, step: int | None, attempt: int, notes: list[str], signals: Signals
+    ):
+        self._config, self._folder, self._signals = config, folder, signals
+        self._start = {
+            "config": encode_config(config), "folder": str(folder), "step": step, "attempt": attempt, "notes": notes,
+        }  # fmt: skip
+        self._workers: list[Worker] = []
+        self._told = False  # that shutdown was requested
+        self._failures: dict[int, RookeryError] = {}
+        self._done: dict[int, int] = {}  # exit codes
+
+    def __enter__(self) -> Ranks:
+        size = self._config.ranks
+        self._store = open_store(size)
+        self._signals.kill = self.kill
+        for rank in range(size):
+            log = None if rank == 0 else self._folder / "logs" / f"rank-{rank}.log"
+            message = self._start | {"rank": rank, "size": size, "port": self._store.port}
+            self._workers.append(Worker.start(MODULE, f"rank {rank}", message, {}, log))
+        self._listener = Listener(self._signals.fileno())
+        for worker in self._workers:
+            self._listener.add(worker.channel)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            self.kill()
+        stop_all(self._workers, STOP)
+        self._listener.close()
+        del self._store
+
+    def kill(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+
+    def wait(self) -> int:
+        """The exit code, or the error of the rank that is the cause."""
+        until: float | None = None
+        while len(self._done) + len(self._failures) < len(self._workers):
+            self._listener.wait(LOOK)
+            for rank, worker in enumerate(self._workers):
+                self._hear(rank, worker)
+            self._forward()
+            if self._failures and until is None:
+                until = time.monotonic() + AFTER_FIRST
+            if until is not None and (time.monotonic() >= until or self._cause() is not None):
+                break
+        if self._failures:
+            raise self._cause() or self._failures[min(self._failures)]
+        return max(self._done.values())
+
+    def _cause(self) -> RookeryError | None:
+        """A failure that is not the loss of another rank."""
+        return next((error for error in self._failures.values() if not getattr(error, "secondary", False)), None)
+
+    def _hear(self, rank: int, worker: Worker) -> None:
+        if rank in self._done or rank in self._failures:
+            return
+        try:
+            while worker.channel.poll():
+                message = worker.channel.recv(0.0)
+                if message["op"] == "done":
+                    self._done[rank] = message["exit_code"]
+                    self._listener.remove(worker.channel)
+                    return
+                if message["op"] == "failed":
+                    self._listener.remove(worker.channel)
+                    self._failures[rank] = _error(rank, message)
+                    return
+        except (ChannelClosed, ChannelTimeout):
+            self._listener.remove(worker.channel)
+            worker.stop(STOP)
+            lost = RankLost(f"rank {rank} {worker.describe_exit()}")
+            if tail := worker.log_tail(20):
+                lost.add_note(tail)
+            self._failures[rank] = lost
+
+    def _forward(self) -> None:
+        """A request to shut down goes to all ranks: they agree on the update after which they stop."""
+        if self._told or self._signals.requested is None:
+            return
+        self._told = True
+        for worker in self._workers:
+            try:
+                worker.channel.send({"op": "shutdown", "code": self._signals.requested}, timeout=1.0)
+            except (ChannelClosed, ChannelTimeout):
+                continue
+
+
+def _error(rank: int, message: dict[str, Any]) -> RookeryError:
+    text = message["error"]
+    if message["reason"] == RankLost.reason:
+        lost = RankLost(text)
+        lost.secondary = True  # type: ignore[attr-defined]
+        return lost
+    kind = ERRORS.get(message["exit_code"], LearnerError)
+    error = kind(text if text.startswith("rank ") else f"rank {rank}: {text}")
+    if message["exit_code"] not in ERRORS:
+        error.add_note(message["traceback"])
+    return error
+
+
+# The process of a rank
+
+
+def serve_rank(channel: Any, start: dict[str, Any]) -> None:
+    """Train as one rank of a group on this machine, and tell the parent how it ended."""
+    from rookery.metrics.output import standard_streams
+
+    config = parents_config(start["config"])
+    place = Place(
+        start["rank"], start["size"], LOOPBACK, start["port"], here=start["size"], attempt=start["attempt"], kept=True
+    )
+    folder = Path(start["folder"])
+    with Signals() as signals, standard_streams(run=True) as streams:
+        threading.Thread(target=_listen, args=(channel, signals), daemon=True).start()
+        saved = None if start["step"] is None else checkpoint.load(folder / "checkpoints" / step_name(start["step"]))
+        code = train_as_rank(config, folder, saved, start["notes"], place, signals)
+        streams.finish()
+    channel.send({"op": "done", "exit_code": code}, timeout=IDLE)
+
+
+def _listen(channel: Any, signals: Signals) -> None:
+    """A request of the parent is like a signal of our own."""
+    try:
+        while (message := channel.recv(timeout=IDLE))["op"] != "stop":
+            if message["op"] == "shutdown":
+                signals.request(signal.SIGINT if message["code"] == 130 else signal.SIGTERM)
+    except (ChannelClosed, ChannelTimeout):
+        pass
+
+
+def train_as_rank(config: RunConfig, folder: Path, saved: Any, notes: list[str], place: Place, signals: Signals) -> int:
+    """Join the group, and train; the others are told if this one fails."""
+    from rookery.run.run import execute
+
+    group = Collective(place, config.group.timeout, config.group.join, config.device)
+    try:
+        return execute(config, folder, saved, notes, signals, group=group).exit_code
+    except BaseException as error:
+        if not isinstance(error, RankLost):
+            group.report(error)
+        raise
+    finally:
+        group.close()
+
+
+def as_rank(config: RunConfig, place: Place, signals: Signals, prepare: Callable[[RunConfig, bool], Any]) -> Any:
+    """Train as a rank that torchrun has started. `prepare` makes the folder, on rank 0; it gives a context manager.
+
+    A group that torchrun has started again goes on from the newest checkpoint of its folder.
+    """
+    from rookery.run.run import execute
+
+    group = Collective(place, config.group.timeout, config.group.join, config.device)
+    try:
+        check_same(group, "run", facts(config))
+        again = place.attempt > 0
+        with prepare(config, again) if place.rank == 0 else nullcontext() as folder:
+            told = group.gather(str(folder or "").encode())[0].decode()
+            config, folder = replace(config, out=told), Path(told)
+            step = newest_step(folder) if again else None
+            saved = None if step is None else checkpoint.load(folder / "checkpoints" / step_name(step))
+            return execute(config, folder, saved, [], signals, group=group)
+    except BaseException as error:
+        if not isinstance(error, RankLost):
+            group.report(error)
+        raise
+    finally:
+        group.close()
+
+
+def facts(config: RunConfig) -> dict[str, Any]:
+    """What must be the same on every rank, besides the environment."""
+    import torch
+
+    from rookery import __version__
+
+    versions = {"rookery": __version__, "torch": str(torch.__version__)}
+    fields = msgspec.to_builtins(config)
+    return {"version": versions, "config": {k: v for k, v in fields.items() if k not in ("out", "quiet")}}

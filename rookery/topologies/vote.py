@@ -1,0 +1,72 @@
+"""What several ranks tell each other before they train: who is ready, who wants to stop, and the books of each.
+
+One exchange, and all ranks decide the same from it. Everybody trains at the same time or nobody does: a rank that has
+nothing to train on yet makes the others wait, one that will never have anything any more ends the run for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rookery.core.reduce import Reduce
+from rookery.crews.crew import States
+from rookery.crews.states import pack_state, unpack_state
+from rookery.metrics.journal import Journal
+from rookery.metrics.ledger import RankBooks
+
+
+class Decision(NamedTuple):
+    stopping: bool  # shutdown was requested
+    going: bool  # more environment steps are to be taken
+    checkpoint: bool  # one is due
+    ready: bool = True  # every rank has something to train on
+    spent: bool = False  # some rank will not have anything to train on any more
+
+
+@dataclass
+class Ballot:
+    stopping: bool
+    checkpoint: bool
+    ready: bool
+    spent: bool
+    books: RankBooks
+
+
+@dataclass
+class Saved:
+    """A rank's part of a checkpoint."""
+
+    sequences: list[int]
+    states: list[Any]
+    books: RankBooks
+
+
+def vote(reduce: Reduce, journal: Journal, stopping: bool, checkpoint: bool, held: int | None, spent: bool) -> Decision:
+    """Exchange this, and the books; the decision is the same on every rank. `held`: steps this rank will train on."""
+    ballot = Ballot(stopping, checkpoint, held is not None, spent, journal.own(held or 0))
+    ballots = _exchanged(reduce, ballot, Ballot)
+    journal.agree([each.books for each in ballots])
+    stops = any(each.stopping for each in ballots)
+    return Decision(
+        stopping=stops,
+        going=not stops and journal.finished() is None,
+        checkpoint=any(each.checkpoint for each in ballots),
+        ready=all(each.ready for each in ballots),
+        spent=any(each.spent for each in ballots),
+    )
+
+
+def gather_states(reduce: Reduce, journal: Journal, states: States, sequences: list[int]) -> tuple[States, list[int]]:
+    """The states of the actors of all ranks and the unrolls that they have delivered; the books are exchanged too."""
+    packed = [None if state is None else pack_state(state) for state in states]
+    parts = _exchanged(reduce, Saved(sequences, packed, journal.own()), Saved)
+    journal.agree([part.books for part in parts])
+    whole: States = [None if state is None else unpack_state(state) for part in parts for state in part.states]
+    return whole, [number for part in parts for number in part.sequences]
+
+
+def _exchanged(reduce: Reduce, own: Any, kind: Any) -> list[Any]:
+    return [msgspec.msgpack.decode(part, type=kind) for part in reduce.gather(msgspec.msgpack.encode(own))]

@@ -1,0 +1,160 @@
+"""Several ranks for real: processes, gloo, kills and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from rookery.core.errors import UsageError
+from rookery.pipes.collective import place_of
+from rookery.storage import checkpoint
+
+BASE = [
+    "ppo", "--env", "CartPole-v1", "--preset", "vector", "--envs-per-actor", "2", "--algo.unroll", "32",
+    "--algo.epochs", "2", "--algo.minibatches", "2", "--algo.chunk", "16", "--net.hidden", "16", "--quiet",
+]  # fmt: skip
+RANKS = ["--topology", "allreduce", "--ranks", "2"]
+
+
+def command(out: Path, *flags: str, launcher: tuple[str, ...] = ()) -> list[str]:
+    return [sys.executable, *launcher, "-m", "rookery", "train", *BASE, *flags, "--out", str(out)]
+
+
+def train(out: Path, *flags: str) -> checkpoint.Checkpoint:
+    done = subprocess.run(command(out, *flags), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return checkpoint.newest(out / "checkpoints")[0]
+
+
+def summary(out: Path) -> dict:
+    return json.loads((out / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("net", [[], ["--net.core", "lstm", "--net.core-size", "8", "--algo.scale-reward", "True"]])
+def test_two_ranks_on_half_batches_are_one_rank_on_the_whole(tmp_path, net):
+    """P21, ten updates; actors in processes give the same bits as actors in the ranks."""
+    length = ["--env-steps", "1260", *net]
+    whole = train(tmp_path / "one", "--topology", "serial", "--actors", "2", *length)
+    halves = train(tmp_path / "two", *RANKS, *length)
+    assert whole.meta["learner"] == halves.meta["learner"] and whole.meta["learner"]["version"] >= 10
+    assert whole.env_steps == halves.env_steps
+    for name, tensor in whole.tensors.items():
+        torch.testing.assert_close(halves.tensors[name], tensor, atol=1e-6, rtol=1e-6, msg=name)
+    assert whole.meta["journal"]["window"] == halves.meta["journal"]["window"], "episodes come in the same order"
+    assert summary(tmp_path / "two")["ranks"]["size"] == 2
+    if not net:
+        apart = train(tmp_path / "apart", *RANKS, "--group.crew", "processes", *length)
+        assert all(torch.equal(apart.tensors[name], tensor) for name, tensor in halves.tensors.items())
+
+
+def started(out: Path, *flags: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
+    """A long run, with its first checkpoint written."""
+    flags = ("--env-steps", "10000000", "--checkpoint.every", "2000", *flags)
+    run = subprocess.Popen(command(out, *flags, launcher=launcher), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    until = time.monotonic() + 90
+    while not list(out.glob("checkpoints/step-*")):
+        assert run.poll() is None and time.monotonic() < until, run.stderr.read().decode()
+        time.sleep(0.05)
+    return run
+
+
+def ranks_of(run: subprocess.Popen) -> dict[int, int]:
+    """Processes of the ranks, by rank."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError):
+                continue
+            name = next((word for word in words if word.startswith("rank ")), "")
+            if name and parent == run.pid:
+                found[int(name[5:])] = int(entry.name)
+    return found
+
+
+def test_a_rank_that_is_killed_costs_what_was_learnt_since_the_last_checkpoint(tmp_path):
+    """Both ranks in turn; then SIGTERM: every rank at the same update, exit 75, and the run can be resumed."""
+    run = started(tmp_path / "run", *RANKS)
+    try:
+        for victim in (1, 0):
+            before = ranks_of(run)
+            assert set(before) == {0, 1}
+            os.kill(before[victim], signal.SIGKILL)
+            until = time.monotonic() + 60
+            while set(now := ranks_of(run)) != {0, 1} or set(now.values()) & set(before.values()):
+                assert run.poll() is None and time.monotonic() < until
+                time.sleep(0.05)
+            steps = max(checkpoint.all_steps(tmp_path / "run" / "checkpoints"))
+            while max(checkpoint.all_steps(tmp_path / "run" / "checkpoints")) <= steps:
+                assert run.poll() is None and time.monotonic() < until
+                time.sleep(0.05)
+        left = set(ranks_of(run).values())
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(60) == 75
+    finally:
+        run.kill()
+    told = run.stderr.read().decode()
+    assert "rank 1 was killed by SIGKILL" in told and "rank 0 was killed by SIGKILL" in told
+    ledger = summary(tmp_path / "run")["ledger"]
+    assert ledger["collected"] == ledger["trained"], "no step is counted twice, none is lost"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in left), "no orphans"
+    saved = checkpoint.newest(tmp_path / "run" / "checkpoints")[0]
+    assert saved.meta["exact"] and len(saved.meta["sequences"]) == 2
+    more = ["resume", str(tmp_path / "run"), "--env-steps", str(saved.env_steps + 300), "--quiet"]
+    done = subprocess.run([sys.executable, "-m", "rookery", *more], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+
+
+def test_torchrun_starts_the_ranks_and_starts_them_again(tmp_path):
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--standalone")
+    run = started(tmp_path / "run", "--topology", "allreduce", launcher=launcher)
+    try:
+        children = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True).stdout.split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        steps, until = max(checkpoint.all_steps(tmp_path / "run" / "checkpoints")), time.monotonic() + 90
+        while max(checkpoint.all_steps(tmp_path / "run" / "checkpoints")) <= steps + 4000:
+            assert run.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
+        run.send_signal(signal.SIGTERM)
+        run.wait(60)
+    finally:
+        run.kill()
+    assert summary(tmp_path / "run")["exit_reason"] == "requeue"
+
+
+def test_the_error_of_a_rank_ends_the_run_with_its_own_message(tmp_path):
+    fault = ["--fault-plan", "actor[1]@env_step=70:raise:always", "--supervisor.restarts", "0"]
+    done = subprocess.run(
+        command(tmp_path / "run", *RANKS, "--env-steps", "2000", *fault), capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 3, done.stderr
+    first = next(line for line in done.stderr.splitlines() if line.startswith("error:"))
+    assert "rank 1" in first and "fault plan" in first
+
+
+def test_variables_of_torchrun_that_are_half_set_are_refused():
+    whole = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    place = place_of(whole)
+    assert place is not None and (place.rank, place.size) == (1, 2)
+    assert place_of({}) is None and place_of({"MASTER_ADDR": "x"}) is None
+    for missing in whole:
+        if missing in ("RANK", "WORLD_SIZE"):
+            other = {"RANK": "WORLD_SIZE", "WORLD_SIZE": "RANK"}[missing]
+            with pytest.raises(UsageError, match=missing):
+                place_of({name: value for name, value in whole.items() if name != missing} | {other: whole[other]})
+        else:
+            with pytest.raises(UsageError, match=missing):
+                place_of({name: value for name, value in whole.items() if name != missing})
+    for name, bad in (("RANK", "2"), ("RANK", "one"), ("WORLD_SIZE", "0")):
+        with pytest.raises(UsageError, match=r"RANK|WORLD_SIZE"):
+            place_of(whole | {name: bad})
