@@ -201,6 +201,10 @@ class Listener:
     def add(self, channel: Channel) -> None:
         self._selector.register(channel.fileno(), selectors.EVENT_READ, channel)
 
+    def wake_on(self, fd: int) -> None:
+        """Have another descriptor end a wait too, for as long as this listener is open."""
+        self._selector.register(fd, selectors.EVENT_READ)
+
     def remove(self, channel: Channel) -> None:
         """Before it is closed; one that is not listened to is passed over."""
         with contextlib.suppress(KeyError, ValueError):

@@ -29,6 +29,7 @@ class RoundQueue(Plain):
     def __init__(self, actors: int, ring: UnrollRing | None = None):
         self._round, self._ring = Rounds(actors), ring
         self._batcher = Batcher()
+        self._stale = self._steps = 0  # steps whose action is older than their unroll, and all steps
 
     def __len__(self) -> int:
         return len(self._round.delivered)
@@ -61,6 +62,7 @@ class RoundQueue(Plain):
 
     def insert(self, delivery: Delivery) -> None:
         self._round.deliver(delivery)
+        self._stale, self._steps = self._stale + delivery.report.stale, self._steps + delivery.report.steps
 
     def next(self, version: int, progress: float) -> Sample | None:
         if not self._round.complete:
@@ -81,7 +83,8 @@ class RoundQueue(Plain):
         return Losses()
 
     def stats(self) -> dict[str, float]:
-        return {} if self._ring is None else self._ring.stats()
+        stale = {"stale_share": self._stale / self._steps} if self._stale else {}
+        return stale if self._ring is None else stale | self._ring.stats()
 
 
 class LagQueue(Plain):
