@@ -23,10 +23,11 @@ from rookery.recipes import (
     r2d2,
     rainbow,
     unreal,
+    ver,
 )
 from rookery.recipes.recipe import Recipe, nearest
 
-POLICIES = (ppo, ddppo, a2c, a3c, unreal, impala, appo, impact)
+POLICIES = (ppo, ddppo, ver, a2c, a3c, unreal, impala, appo, impact)
 VALUES = (dqn, double_dqn, prioritized_dueling_dqn, c51, rainbow, apex_dqn, r2d2, gorila)
 RECIPES: dict[str, Recipe] = {each.RECIPE.name: each.RECIPE for each in (*POLICIES, *VALUES, ddpg, apex_dpg, d4pg)}
 
