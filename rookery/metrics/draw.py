@@ -146,6 +146,11 @@ def _facts(snapshot: Snapshot, width: int) -> list[Text]:
     cells += [(label, _number(table[name]), "") for name, label in TABLE.items() if name in table]
     if "actors_idle" in table:
         cells += [(f"{who} idle", f"{table[f'{who}_idle']:.0%}", "") for who in ("learner", "actors")]
+    if "slowest" in (ranks := get("ranks") or {}):
+        cells.append(("slowest rank", f"{ranks['slowest']} of {ranks['size']}", ""))
+        cells.append(("lost to it", f"{ranks['lost']:.0%}", WARN if ranks["lost"] > 0.2 else ""))
+        if ranks["cut"]:
+            cells.append(("rollouts cut", f"{ranks['cut']:.0%}", ""))
     if get("restarts") is not None:
         cells.append(("restarts", _count(get("restarts")), WARN if get("restarts") else ""))
     lines = _grid(cells, width)

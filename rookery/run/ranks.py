@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MODULE = "rookery.run.rank_main"
 LOOK = 0.5  # seconds between two looks at the processes
 AFTER_FIRST = 6.0  # seconds for the others to end once a rank has failed: the first to speak may not be the cause
-STOP = 3.0  # seconds for processes to end when asked to
+STOP = 20.0  # seconds for processes to end, once they have said that they are done or were asked to
 ERRORS = {kind.exit_code: kind for kind in (Usage, EnvError, LearnerError, NumericError, CheckpointError, StorageError)}
 
 

@@ -21,6 +21,7 @@ from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import EnvSpec
 from rookery.crews.inline import InlineCrew
 from rookery.crews.process import ProcessCrew
+from rookery.crews.ready import ReadyCrew
 from rookery.pipes.collective import Collective
 from rookery.processes.signals import Signals
 from rookery.topologies import loop
@@ -53,6 +54,8 @@ def run(
 def _crew(config: RunConfig, folder: Path, signals: Signals, first: int) -> Any:
     if config.group.crew == "inline":
         return InlineCrew(config, signals, first)
+    if config.group.crew == "ready":
+        return ReadyCrew(config, folder, signals, first)
     return ProcessCrew(config, folder, signals, first=first)
 
 

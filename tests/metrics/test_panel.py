@@ -56,6 +56,12 @@ def test_everything_is_on_it():
     assert len(text.splitlines()) <= 20 and any(0x2800 < ord(letter) < 0x2900 for letter in text)
 
 
+def test_several_ranks_say_which_is_the_slowest_and_what_it_costs():
+    text = "\n".join(drawn(SNAPSHOT | {"ranks": {"size": 4, "slowest": 2, "lost": 0.31, "cut": 0.25}}))
+    for words in ("slowest rank 2 of 4", "lost to it 31%", "rollouts cut 25%"):
+        assert words in text, words
+
+
 def test_a_queue_says_which_side_waits_and_how_old_replayed_data_is():
     table = {"late_share": 0.0, "ring": 16.0, "replayed_lag_mean": 4.5, "learner_idle": 0.013, "actors_idle": 0.84}
     text = "\n".join(drawn(SNAPSHOT | {"replay": table}))
