@@ -58,7 +58,7 @@ class InlineCrew:
         self._filled: list[Delivery] = []  # not arrived yet
         self._failed: dict[int, EnvError | InjectedFault] = {}  # actors that are not replaced yet
         self._void: list[int] = []  # their orders, which will not be filled
-        self._chance = random.Random(seed_of(config.seed, "arrivals"))
+        self._chance = random.Random(seed_of(config.seed, "arrivals", *([first] if first else [])))
 
     def __enter__(self) -> InlineCrew:
         self.marked.__enter__()

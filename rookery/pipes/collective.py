@@ -34,6 +34,7 @@ class RankLost(LearnerError):
     """An exchange failed because a rank is gone, or did not come in time. The group can start again."""
 
     reason = "rank_lost"
+    secondary = False  # whether it is only what another rank saw of it
 
 
 @dataclass(frozen=True)

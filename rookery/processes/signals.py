@@ -25,6 +25,8 @@ for name in ("SIGUSR1", "SIGHUP"):
 # A background job of a shell ignores Ctrl-C, one under nohup SIGHUP, and both must keep doing so.
 MAY_BE_IGNORED = {getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)}
 
+SIGNAL = {INTERRUPT: signal.SIGINT, REQUEUE: signal.SIGTERM}  # that stands for an exit code
+
 # `timeout` and batch systems signal a process and then its whole group: the same signal twice, one request.
 ECHO = 0.2  # seconds
 
@@ -51,6 +53,7 @@ class Signals:
         self.kill = kill
         self._clock = clock
         self._first: tuple[signal.Signals, float] | None = None  # signal and time of the request
+        self._echoes = False  # the request was not a signal of this process, which may come as well
         self._old: dict[int, Any] = {}
         self._old_wakeup = -1
         self._pipe: tuple[int, int] | None = None
@@ -107,6 +110,8 @@ class Signals:
         if self._first is None:
             self._first = (came, now)
             self._interrupt()
+        elif self._echoes:
+            self._echoes = False
         elif came != self._first[0] or now - self._first[1] > ECHO:
             if self.kill is not None:
                 with contextlib.suppress(Exception):
@@ -114,9 +119,12 @@ class Signals:
             os._exit(CODES[came])
 
     def request(self, number: signal.Signals) -> None:
-        """Ask for shutdown as if this signal had come; from any thread. Nothing if that was done before."""
+        """Ask for shutdown as if this signal had come; from any thread. Nothing if that was done before.
+
+        A batch system signals every process of a job: the first signal after this counts as its echo.
+        """
         if self._first is None:
-            self._first = (number, self._clock())
+            self._first, self._echoes = (number, self._clock()), True
             if self._pipe is not None:
                 os.write(self._pipe[1], b"\0")
 

@@ -9,7 +9,6 @@ One run folder: rank 0 writes it, and the others read it, so it must be on a fil
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from rookery.core.errors import UsageError as Usage
 from rookery.pipes.channel import ChannelClosed, ChannelTimeout, Listener
 from rookery.pipes.collective import LOOPBACK, Collective, Place, RankLost, open_store
 from rookery.processes.child import IDLE
-from rookery.processes.signals import Signals
+from rookery.processes.signals import SIGNAL, Signals, Stopped
 from rookery.processes.worker import Restarts, Worker, stop_all
 from rookery.storage import checkpoint
 from rookery.storage.files import step_name
@@ -58,14 +57,20 @@ def supervise(
             with Ranks(config, folder, step, attempt, notes, signals) as ranks:
                 return ranks.wait()
         except RankLost as error:
-            if signals.requested is not None:
+            if signals.requested is not None:  # it can be resumed from its last checkpoint
+                error.exit_code = signals.requested
                 raise
+            before, step, attempt = step, newest_step(folder), attempt + 1
+            if step != before:
+                restarts.worked()
             delay = restarts.next(error)  # raises the error itself once there were too many
-            step, attempt = newest_step(folder), attempt + 1
             where = "from the start" if step is None else f"from step {step:,}"
             notes = [f"{error}; all ranks are started again in {delay:.1f} s, {where}"]
             tell(notes[0])
             time.sleep(delay)
+            if signals.requested is not None:
+                error.exit_code = signals.requested
+                raise
 
 
 def newest_step(folder: Path) -> int | None:
@@ -92,14 +97,17 @@ class Ranks:
     def __enter__(self) -> Ranks:
         size = self._config.ranks
         self._store = open_store(size)
-        self._signals.kill = self.kill
-        for rank in range(size):
-            log = None if rank == 0 else self._folder / "logs" / f"rank-{rank}.log"
-            message = self._start | {"rank": rank, "size": size, "port": self._store.port}
-            self._workers.append(Worker.start(MODULE, f"rank {rank}", message, {}, log))
         self._listener = Listener(self._signals.fileno())
-        for worker in self._workers:
-            self._listener.add(worker.channel)
+        self._signals.kill = self.kill
+        try:
+            for rank in range(size):
+                log = None if rank == 0 else self._folder / "logs" / f"rank-{rank}.log"
+                message = self._start | {"rank": rank, "size": size, "port": self._store.port}
+                self._workers.append(Worker.start(MODULE, f"rank {rank}", message, {}, log))
+                self._listener.add(self._workers[-1].channel)
+        except BaseException as error:
+            self.__exit__(type(error))
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -131,7 +139,8 @@ class Ranks:
 
     def _cause(self) -> RookeryError | None:
         """A failure that is not the loss of another rank."""
-        return next((error for error in self._failures.values() if not getattr(error, "secondary", False)), None)
+        causes = (error for error in self._failures.values() if not isinstance(error, RankLost) or not error.secondary)
+        return next(causes, None)
 
     def _hear(self, rank: int, worker: Worker) -> None:
         if rank in self._done or rank in self._failures:
@@ -145,7 +154,7 @@ class Ranks:
                     return
                 if message["op"] == "failed":
                     self._listener.remove(worker.channel)
-                    self._failures[rank] = _error(rank, message)
+                    self._failures[rank] = self._error(rank, message)
                     return
         except (ChannelClosed, ChannelTimeout):
             self._listener.remove(worker.channel)
@@ -166,18 +175,23 @@ class Ranks:
             except (ChannelClosed, ChannelTimeout):
                 continue
 
-
-def _error(rank: int, message: dict[str, Any]) -> RookeryError:
-    text = message["error"]
-    if message["reason"] == RankLost.reason:
-        lost = RankLost(text)
-        lost.secondary = True  # type: ignore[attr-defined]
-        return lost
-    kind = ERRORS.get(message["exit_code"], LearnerError)
-    error = kind(text if text.startswith("rank ") else f"rank {rank}: {text}")
-    if message["exit_code"] not in ERRORS:
-        error.add_note(message["traceback"])
-    return error
+    def _error(self, rank: int, message: dict[str, Any]) -> RookeryError:
+        """The error that a rank has told of."""
+        text, code = message["error"], message["exit_code"]
+        if message["reason"] == RankLost.reason:
+            lost = RankLost(text)
+            lost.secondary = True
+            return lost
+        if code in SIGNAL:  # it was asked to stop before it had begun
+            if self._start["attempt"] == 0 and self._start["step"] is None:
+                return Stopped(code)
+            stopped = LearnerError("asked to stop while the ranks were started")
+            stopped.exit_code = code
+            return stopped
+        error = ERRORS.get(code, LearnerError)(text if text.startswith("rank ") else f"rank {rank}: {text}")
+        if code not in ERRORS:
+            error.add_note(message["traceback"])
+        return error
 
 
 # The process of a rank
@@ -202,12 +216,17 @@ def serve_rank(channel: Any, start: dict[str, Any]) -> None:
 
 def _listen(channel: Any, signals: Signals) -> None:
     """A request of the parent is like a signal of our own."""
-    try:
-        while (message := channel.recv(timeout=IDLE))["op"] != "stop":
-            if message["op"] == "shutdown":
-                signals.request(signal.SIGINT if message["code"] == 130 else signal.SIGTERM)
-    except (ChannelClosed, ChannelTimeout):
-        pass
+    while True:
+        try:
+            message = channel.recv(timeout=IDLE)
+        except ChannelTimeout:
+            continue
+        except ChannelClosed:
+            return
+        if message["op"] == "shutdown":
+            signals.request(SIGNAL[message["code"]])
+        elif message["op"] == "stop":
+            return
 
 
 def train_as_rank(config: RunConfig, folder: Path, saved: Any, notes: list[str], place: Place, signals: Signals) -> int:
@@ -225,7 +244,9 @@ def train_as_rank(config: RunConfig, folder: Path, saved: Any, notes: list[str],
         group.close()
 
 
-def as_rank(config: RunConfig, place: Place, signals: Signals, prepare: Callable[[RunConfig, bool], Any]) -> Any:
+def as_rank(
+    config: RunConfig, place: Place, signals: Signals, prepare: Callable[[RunConfig, bool], Any], resumed: bool = False
+) -> Any:
     """Train as a rank that torchrun has started. `prepare` makes the folder, on rank 0; it gives a context manager.
 
     A group that torchrun has started again goes on from the newest checkpoint of its folder.
@@ -235,11 +256,11 @@ def as_rank(config: RunConfig, place: Place, signals: Signals, prepare: Callable
     group = Collective(place, config.group.timeout, config.group.join, config.device)
     try:
         check_same(group, "run", facts(config))
-        again = place.attempt > 0
+        again = resumed or place.attempt > 0
         with prepare(config, again) if place.rank == 0 else nullcontext() as folder:
-            told = group.gather(str(folder or "").encode())[0].decode()
-            config, folder = replace(config, out=told), Path(told)
-            step = newest_step(folder) if again else None
+            own = None if folder is None else (str(folder), newest_step(folder) if again else None)
+            path, step = msgspec.json.decode(group.gather(msgspec.json.encode(own))[0])
+            config, folder = replace(config, out=path), Path(path)
             saved = None if step is None else checkpoint.load(folder / "checkpoints" / step_name(step))
             return execute(config, folder, saved, [], signals, group=group)
     except BaseException as error:

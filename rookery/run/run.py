@@ -131,6 +131,9 @@ def go_on(
     folder = folders.real(path)
     read_config(folder, trust)  # or it is not a run folder
     folders.check(folder)
+    if read_config(folder, trust).topology == "allreduce" and (place := place_of()) is not None:
+        config = check(with_fields(read_config(folder, trust), {"fault_plan": "", "out": str(folder)} | fields))
+        return as_rank(_of_group(config, place), place, signals, _rank_folder, resumed=True)
     with claimed(folder):
         folders.sweep(folder)
         before = read_config(folder, trust)

@@ -39,7 +39,12 @@ def run(
         learner, shapes, inline = job.learner, job.shapes(), config.group.crew == "inline"
         table = loop.table_of(job, shapes, alone=inline)
         preemption = None
-        if config.group.preempt < 1 and table.rounds and isinstance(group, Collective):
+        if config.group.preempt < 1 and (job.algorithm.plan().table.builds_items or not table.rounds):
+            raise UsageError(
+                f"recipe {config.recipe} does not wait for whole rollouts, so there are no stragglers to preempt: set "
+                "group.preempt to 1"
+            )
+        if config.group.preempt < 1 and isinstance(group, Collective):
             preemption = Preemption(group, config.group.preempt)
             crew.cut = preemption.due
         setup = loop.prepare(job, table, shapes, learner.published.size)

@@ -22,7 +22,7 @@ from rookery.metrics.journal import Journal
 from rookery.pipes.collective import RankLost
 from rookery.processes.faults import FaultPlan
 from rookery.processes.reserve import Reserve
-from rookery.processes.signals import Signals
+from rookery.processes.signals import SIGNAL, Signals
 from rookery.processes.threads import Threads
 from rookery.roles.actor_state import check_state
 from rookery.roles.learner import Learner
@@ -77,10 +77,13 @@ class Job:
 
         `held`: steps that this rank will train on next. `spent`: there will be none any more.
         """
-        asked, due = self.signals.requested is not None, self.checkpoint_due()
+        asked, due = self.signals.requested or 0, self.checkpoint_due()
         if self.alone:
             return Decision(asked, not (asked or self.journal.finished() is not None), due)
-        return vote(self.learner.reduce, self.journal, asked, due, held, spent)
+        decision = vote(self.learner.reduce, self.journal, asked, due, held, spent)
+        if decision.stopping and not asked:
+            self.signals.request(SIGNAL[decision.stopping])  # all ranks end with the same exit code
+        return decision
 
     @property
     def alone(self) -> bool:
@@ -234,7 +237,7 @@ class Job:
     def close(self, table: Table, crew: Crew) -> None:
         """The last checkpoint, and the books."""
         self.tell_of(table)
-        self.save(crew, crew.snapshots if table.rounds else None, last=True)
+        self.save(crew, crew.snapshots if table.rounds and table.settled else None, last=True)
         ledger = self.journal.whole
         if ledger.imbalance:
             raise LearnerError(f"the ledger does not balance by {ledger.imbalance} steps: {ledger.as_dict()}")

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from rookery.core.errors import NumericError
+from rookery.core.seeding import seed_of
 from rookery.core.types import Failure, Sample, Shapes, StepReport
 from rookery.crews.crew import Crew, Setup
 from rookery.metrics.ledger import Round
@@ -22,6 +23,8 @@ from rookery.topologies.job import Job
 from rookery.topologies.preempt import Preemption
 from rookery.topologies.resume import restore_table
 from rookery.topologies.vote import Decision
+
+IDLE_VOTE = 1.0  # seconds between two votes of a rank that has nothing to train on yet
 
 
 class Trainer(Protocol):
@@ -48,7 +51,8 @@ def prepare(job: Job, table: Table, shapes: Shapes, floats: int) -> Setup:
 def table_of(job: Job, shapes: Shapes, alone: bool) -> Table:
     """The table that the algorithm's plan asks for, as the checkpoint left it if the run is resumed."""
     config = job.config
-    table = make_table(job.algorithm.plan(), shapes, job.spec, config.actors, config.seed, alone, config.device)
+    seed = config.seed if job.rank == 0 else seed_of(config.seed, "rank", job.rank)  # of what it draws from its memory
+    table = make_table(job.algorithm.plan(), shapes, job.spec, config.actors, seed, alone, config.device)
     restore_table(job, table)
     return table
 
@@ -93,16 +97,16 @@ class Loop:
 
     def act(self) -> None:
         """Do what was decided."""
-        job, crew, table = self.job, self.crew, self.table
         if self.now.stopping:
-            table.stop()
-        elif not self.now.going and not table.rounds:
-            crew.finish()  # a round is completed, with replacements if need be
-        if self.now.checkpoint and self.settled():
-            job.save(crew, crew.snapshots if table.rounds else None)
+            self.table.stop()
+        elif not self.now.going and not self.table.rounds:
+            self.crew.finish()  # a round is completed, with replacements if need be
+        if self.now.checkpoint:
+            self.checkpoint()
 
-    def settled(self) -> bool:
-        return self.table.settled
+    def checkpoint(self) -> None:
+        if self.table.settled:
+            self.job.save(self.crew, self.crew.snapshots if self.table.rounds else None)
 
     def supply(self) -> None:
         """Order from every actor that the table wants more of, as long as its steps are within the run's length."""
@@ -205,45 +209,61 @@ class RankLoop(Loop):
     def __init__(self, job: Job, crew: Crew, table: Table, trainer: Trainer, preemption: Preemption | None):
         super().__init__(job, crew, table, trainer)
         self._preemption = preemption
-        self._held: Sample | None = None  # what this rank will train on
-        self._voted = self._over = self._started = False
-        self._began = perf_counter()
-        self._round = Round()  # the times of the one before this
+        self._held: Sample | None = None  # what this rank will train on, once all have something
+        self._started = self._voted = self._over = self._trained = False
+        self._began = self._last_vote = perf_counter()
+        self._round = Round()  # times of this one; learning and waiting are those of the one before
 
     @property
     def goes_on(self) -> bool:
         return not self._over
 
     def take(self) -> Sample | None:
-        """The sample, once every rank has one. They have to vote even if one has none and the run ends."""
-        if self._held is None:
-            self._held = super().take()
+        """The sample, once every rank has one.
+
+        A rank that has none votes too, now and then, so that all know of each other's steps and requests; not within
+        a round, which is completed first.
+        """
         spent = self._held is None and not (self.now.going or self.crew.busy or self.table.due)
-        asked = self.job.signals.requested is not None and not self.table.open
-        if self._held is None and not spent and not asked:
+        if self._held is None and not spent:
+            self._held = super().take()
+            if self._held is not None:
+                self._finish_rollout()
+        idle = self.job.signals.requested is not None or perf_counter() - self._last_vote >= IDLE_VOTE
+        if self._held is None and not spent and (self.table.open or not idle):
             return None
         self.now = self._vote(spent)
-        sample, self._held = self._held, None
         if self.now.ready:
+            sample, self._held, self._trained = self._held, None, True
             return sample
-        self._over = True
-        if sample is not None:
-            self.job.journal.ledger.drop(sample.fresh, "end")
-            self.table.update(sample, None, self.trainer.version)
+        if self.now.spent or self.now.stopping:
+            self._leave()
         return None
 
-    def _vote(self, spent: bool) -> Decision:
-        journal, started = self.job.journal, perf_counter()
-        assert journal.ranks is not None
+    def _finish_rollout(self) -> None:
         if self._preemption is not None:
             self._preemption.finished()
-        if self._held is not None:
-            self._round.rollout = started - self._began
-            journal.ranks.round = self._round
-        with journal.split.stage("wait"):
+        self._round.rollout = perf_counter() - self._began
+        assert self.job.journal.ranks is not None
+        self.job.journal.ranks.round = self._round
+
+    def _vote(self, spent: bool) -> Decision:
+        started = perf_counter()
+        with self.job.journal.split.stage("wait"):
             now = self.job.decide(None if self._held is None else self._held.fresh, spent)
-        self._round, self._voted = Round(wait=perf_counter() - started), True
+        self._last_vote, self._voted = perf_counter(), True
+        if now.ready:
+            self._round = Round()
+        self._round.wait += self._last_vote - started
         return now
+
+    def _leave(self) -> None:
+        """The run ends, and what this rank would have trained on is dropped."""
+        self._over = True
+        if self._held is not None:
+            self.job.journal.ledger.drop(self._held.fresh, "end")
+            self.table.update(self._held, None, self.trainer.version)
+            self._held = None
 
     def _step(self, sample: Sample, tell: bool) -> StepReport:
         started = perf_counter()
@@ -255,15 +275,24 @@ class RankLoop(Loop):
     def decide(self) -> None:
         """Act on the vote, if there was one in this turn. The first is before the first round, without training."""
         if not self._started:
-            self.now, self._started, self._voted = self.job.decide(), True, True
+            self.now, self._started = self.job.decide(), True
+            self._voted = self._trained = True
         if not self._voted:
             return
-        self._voted, self._over = False, self._over or self.now.stopping
+        self._voted = False
+        if self.now.stopping:
+            self._leave()
         self.act()
-        self._began = perf_counter()
-        if self._preemption is not None:
-            self._preemption.begin(self.trainer.version)
+        if self._trained:
+            self._trained, self._began = False, perf_counter()
+            if self._preemption is not None:
+                self._preemption.begin(self.trainer.version)
 
-    def settled(self) -> bool:
-        """All write their part of a checkpoint, or none."""
-        return self.job.learner.reduce.all(self.table.settled)
+    def checkpoint(self) -> None:
+        """All write their part, or none: not within a round. Replay memories are saved between two updates of one too,
+        and new episodes begin from there: rounds of different ranks have different numbers of updates."""
+        job, table = self.job, self.table
+        within, unsettled = job.learner.reduce.anywhere(table.open, not table.settled)
+        if within or (unsettled and table.memory is None):
+            return
+        job.save(self.crew, self.crew.snapshots if table.rounds and not unsettled else None)

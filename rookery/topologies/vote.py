@@ -19,7 +19,7 @@ from rookery.metrics.ledger import RankBooks
 
 
 class Decision(NamedTuple):
-    stopping: bool  # shutdown was requested
+    stopping: int  # exit code of the shutdown that was requested; 0: none was
     going: bool  # more environment steps are to be taken
     checkpoint: bool  # one is due
     ready: bool = True  # every rank has something to train on
@@ -28,7 +28,7 @@ class Decision(NamedTuple):
 
 @dataclass
 class Ballot:
-    stopping: bool
+    stopping: int
     checkpoint: bool
     ready: bool
     spent: bool
@@ -44,15 +44,15 @@ class Saved:
     books: RankBooks
 
 
-def vote(reduce: Reduce, journal: Journal, stopping: bool, checkpoint: bool, held: int | None, spent: bool) -> Decision:
+def vote(reduce: Reduce, journal: Journal, stopping: int, checkpoint: bool, held: int | None, spent: bool) -> Decision:
     """Exchange this, and the books; the decision is the same on every rank. `held`: steps this rank will train on."""
     ballot = Ballot(stopping, checkpoint, held is not None, spent, journal.own(held or 0))
     ballots = _exchanged(reduce, ballot, Ballot)
     journal.agree([each.books for each in ballots])
-    stops = any(each.stopping for each in ballots)
+    stopping = max(each.stopping for each in ballots)
     return Decision(
-        stopping=stops,
-        going=not stops and journal.finished() is None,
+        stopping=stopping,
+        going=not stopping and journal.finished() is None,
         checkpoint=any(each.checkpoint for each in ballots),
         ready=all(each.ready for each in ballots),
         spent=any(each.spent for each in ballots),
