@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from rookery.core.config import RunConfig
-from rookery.core.errors import UsageError
+from rookery.core.errors import CheckpointError, UsageError
 from rookery.core.seeding import seed_of
 from rookery.core.types import ActorReport, Arrays, Delivery, EnvSpec, Failure
 from rookery.core.unroll import as_unroll
@@ -128,6 +128,9 @@ class ReadyCrew:
         self._times = StepTimes(self.lanes, window) if chooses else None
         self._state = setup.states[0] if setup.states else None
         if self._state is not None:
+            known = self._state["env"].get("lanes") if isinstance(self._state["env"], dict) else None
+            if not isinstance(known, list) or len(known) != self.lanes:
+                raise CheckpointError(f"the stored state of an actor has not {self.lanes} environments")
             self.rollout.restore(self._state)
         self.pool.open(self._opened, self._failed)
         self.openings.extend([0] * setup.ahead)
@@ -321,6 +324,7 @@ class ReadyCrew:
             self.pool.tell(index, {"op": "snapshot"})
         states: dict[int, Any] = {}
         while asked and (left := patience.left()) > 0:
+            hush(self._results.reader)
             for index in asked.intersection(self.pool.poll(min(left, LOOK))):
                 if self.pool.channel(index).poll():
                     self._read_states(index, states)
@@ -329,6 +333,7 @@ class ReadyCrew:
         for index in asked:
             self.pool.lose(index, self.pool.hung(index, patience.spent()))
         while self.pool.restarting:  # a checkpoint counts what was lost with those that failed, or is not written
+            hush(self._results.reader)
             self.pool.poll(LOOK)
         if len(states) < self.lanes or any(state is None for state in states.values()) or self._under_way():
             return [None]

@@ -145,7 +145,8 @@ class Rollout:
         ends = (out.terminated | out.truncated)[:used]
         episodes = self.episodes.walk(ends, out.live[:used], self._points[:used])
         self.episodes.live, self.open = self.live.copy(), False
-        return ActorReport(int(out.live.sum()), episodes, stale=self._told_stale)
+        cut = int(rows.sum()) < self.steps * self.count
+        return ActorReport(int(out.live.sum()), episodes, cut=cut, stale=self._told_stale)
 
     def _bootstrap(self) -> None:
         """Where values are stored, that of the observation behind the last row, if no action was chosen on it yet."""

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from rookery.core.config import AtariConfig, NetConfig
+from rookery.core.errors import CheckpointError
 from rookery.crews.ready_memory import LaneMemory, hush, ring, share
 from rookery.crews.ready_state import pack, unpack
 from rookery.pipes.shm import Segment
@@ -52,7 +53,14 @@ class EnvProcess:
         """An episode of an environment, or where a checkpoint has left it; its observation is the parent's then."""
         env = self.envs[number]
         if states is not None:
-            env.set_state(unpack(states[number]))
+            lane = self.first + self.own[number]
+            try:
+                env.set_state(unpack(states[number]))
+            except (Exception, SystemExit) as error:  # to try again would not help
+                raise CheckpointError(
+                    f"environment {self.spec.id} cannot go on from the checkpoint (lane {lane}): "
+                    f"{type(error).__name__}: {error}. Use an earlier checkpoint: move the newest one away"
+                ) from error
             return
         obs = self._checked(number, lambda: (env.reset([seed]), np.zeros(1, np.float32)))[0]
         self._show(self.own[number], obs)
