@@ -69,7 +69,7 @@ def draw(names: list[str], seeds: list[int], folder: Path) -> None:
             lines = (folder / f"{name}-{seed}" / "metrics.jsonl").read_text().splitlines()
             records = [record for record in map(json.loads, lines) if record.get("return_mean") is not None]
             for panel, key, scale in zip(panels, ("env_steps", "wall_s"), (1e6, 60)):
-                label = WORDS[name] if seed == seeds[0] else None
+                label = WORDS[name].replace("`", "") if seed == seeds[0] and panel is panels[0] else None
                 points = [record[key] / scale for record in records]
                 panel.plot(points, [r["return_mean"] for r in records], color=f"C{number}", lw=1.2, label=label)
     for panel, words in zip(panels, ("environment steps, millions", "wall time, minutes")):

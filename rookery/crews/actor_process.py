@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from rookery.algorithms.registry import build_algorithm, parents_config
@@ -79,7 +80,8 @@ class ActorProcess:
         """Open a slot; what is returned is to be called with each row of the unroll."""
         self.slots.begin(slot, self.index, self.incarnation, self.sequence, version)
         actor = self.role.producer.actor
-        before, least = actor.sequence * actor.plan.unroll, self.config.group.preempt_after * actor.plan.unroll
+        before = actor.sequence * actor.plan.unroll
+        least = self.config.group.preempt_after * (actor.plan.steps or actor.plan.unroll)
 
         def tick(row: int) -> object:
             self._pulse.beat(self.index)
@@ -94,6 +96,8 @@ class ActorProcess:
         self._restarts.worked()
         if report.steps:  # a gradient may have been computed without acting
             rows = self.role.producer.plan.unroll  # the last one too is lost if we are killed before it is announced
+            if (live := self.slots.arrays(slot).get("live")) is not None:
+                rows = int(np.flatnonzero(live.any(1))[-1]) + 1  # it may have been cut short
             self.slots.progress(slot, rows)
         self.slots.finish(slot)
         self.sequence += 1

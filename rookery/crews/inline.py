@@ -230,7 +230,8 @@ class InlineCrew:
         plan, cut, actor = self._plan, self.cut, producer.actor
         if not plan and cut is None:
             return None
-        before, least = actor.sequence * actor.plan.unroll, self.config.group.preempt_after * actor.plan.unroll
+        before = actor.sequence * actor.plan.unroll
+        least = self.config.group.preempt_after * (actor.plan.steps or actor.plan.unroll)
         incarnation = self._incarnation[self._here(producer)]
 
         def tick(row: int) -> object:

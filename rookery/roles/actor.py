@@ -124,7 +124,7 @@ class Actor:
         self._check_actions(out.action)
         episodes = self._ended + self.episodes.walk(ends, out.live[:rows], points[:rows])
         self._ended = []
-        return ActorReport(live_steps(out, rows), episodes, cut=rows < self.plan.unroll)
+        return ActorReport(live_steps(out, rows), episodes, cut=rows < (self.plan.steps or self.plan.unroll))
 
     # A lane that fails: the others take the step to its end, and go on from there once it is mended.
 

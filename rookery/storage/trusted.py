@@ -20,7 +20,11 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Pair = tuple[Number, Number]
 Size = Annotated[int, Meta(ge=1, le=10_000)]
 Cells = Annotated[int, Meta(ge=1, le=32)]  # cells per side, and pixels per cell: images up to 1024x1024
+Side = Annotated[int, Meta(ge=1, le=63)]  # cells per side of a maze
 Delay = Annotated[int, Meta(ge=0, le=10_000)]
+Seconds = Annotated[float, Meta(ge=0, le=60)]  # that a step takes
+Spread = Annotated[float, Meta(ge=0, le=2)]
+Slow = Annotated[float, Meta(ge=1e-3, le=1_000)]
 Skip = Annotated[int, Meta(ge=1, le=1_000)]
 Steps = Annotated[int, Meta(ge=-1, le=1_000_000_000)]  # -1 is Gymnasium's "no limit"
 LakeMap = Annotated[list[Annotated[str, Meta(pattern=r"\A[SFHG]{1,64}\Z")]], Meta(min_length=1, max_length=64)]
@@ -43,6 +47,19 @@ _OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "rookery/Catch-v0": ("rookery.envs.catch", {"rows": Cells, "columns": Cells, "scale": Cells}),
     "rookery/PixelSwitch-v0": ("rookery.envs.probe", {"length": Size, "truncate": bool}),
     "rookery/Cue-v0": ("rookery.envs.probe", {"length": Size, "rate": Share}),
+    "rookery/GridNav-v0": (
+        "rookery.envs.gridnav",
+        {
+            "size": Side,
+            "view": Side,
+            "loops": Share,
+            "compass": bool,
+            "max_steps": Delay,
+            "delay": Seconds,
+            "delay_spread": Spread,
+            "slow": Slow,
+        },
+    ),
     "rookery/CartPoleMasked-v0": ("rookery.envs.cartpole", LIMIT | {"sutton_barto_reward": bool}),
 }
 
