@@ -11,11 +11,11 @@ import gymnasium
 import pytest
 
 import rookery.envs
-from rookery.envs import cartpole, catch, cliffwalk, memory, probe
+from rookery.envs import cartpole, catch, cliffwalk, gridnav, memory, probe
 from rookery.recipes import RECIPES
 from rookery.storage.trusted import ALGORITHMS, ATARI, CONTROL, ENVS, GAMES, LIMIT, OWN_MODULES, TEST_TASKS
 
-OURS = {module.__name__: module for module in (memory, cliffwalk, cartpole, catch, probe)}
+OURS = {module.__name__: module for module in (memory, cliffwalk, cartpole, catch, gridnav, probe)}
 
 OLDER = ("CliffWalking-v0", "Taxi-v3")  # of a version that we support too
 OF_GYMNASIUM = [env for env, known in ENVS.items() if known.module == "gymnasium" and env not in OLDER]
