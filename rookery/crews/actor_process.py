@@ -95,9 +95,10 @@ class ActorProcess:
     def _finish(self, slot: int, report: ActorReport) -> None:
         self._restarts.worked()
         if report.steps:  # a gradient may have been computed without acting
-            rows = self.role.producer.plan.unroll  # the last one too is lost if we are killed before it is announced
-            if (live := self.slots.arrays(slot).get("live")) is not None:
-                rows = int(np.flatnonzero(live.any(1))[-1]) + 1  # it may have been cut short
+            plan = self.role.producer.plan
+            rows = plan.unroll  # the last one too is lost if we are killed before it is announced
+            if report.cut or plan.steps:  # an unroll whose last rows are dead
+                rows = int(np.flatnonzero(self.slots.arrays(slot)["live"].any(1))[-1]) + 1
             self.slots.progress(slot, rows)
         self.slots.finish(slot)
         self.sequence += 1
