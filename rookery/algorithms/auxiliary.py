@@ -36,7 +36,7 @@ from rookery.ops.policy import masked_mean
 from rookery.ops.returns import discounts, nstep_return
 from rookery.ops.value import value_loss
 
-NETS = ("decoder", "pixel_control", "reward_prediction")  # trained with the policy, and published to nobody
+NETS = ("decoder", "pixel_control", "reward_prediction")  # trained with the policy, never sent to actors
 FRAMES = 3  # observations that a reward is predicted from
 
 Losses = tuple[torch.Tensor | float, dict[str, torch.Tensor]]  # their sum, and metrics

@@ -1,4 +1,4 @@
-"""Mazes of one episode: corridors drawn anew, the distance of every cell to the goal, and what is seen from each cell.
+"""The maze of one episode: random corridors, the distance of every cell to the goal, and the view from each cell.
 
 Corridors are one cell wide. They form a random spanning tree over the cells with even coordinates (Kruskal's algorithm
 with random weights), so that all open cells are connected; a share of the walls that are left is opened as well, which

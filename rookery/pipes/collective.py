@@ -1,8 +1,8 @@
 """Several ranks of one run, on `torch.distributed`: sums of tensors, and small messages from each to all.
 
-gloo on the CPU, NCCL for tensors on CUDA. Every exchange has a deadline. If one fails, the ranks that are left find out
-through the store who is missing: each reports there, and after a moment whoever has not is named in the error. The
-store is not kept by a rank: it belongs to the process that has started them, and outlives them.
+gloo on the CPU, NCCL for tensors on CUDA. Every exchange has a timeout. If one fails, each remaining rank sets a key in
+the store; ranks without a key after a few seconds are named in the error. With `--ranks` and torchrun the store runs in
+the process that starts the ranks, so it survives the loss of any rank.
 
 Messages are bytes; nothing is pickled. The group trusts its network: see docs/ranks.md.
 """
@@ -47,7 +47,7 @@ class Place:
     port: int
     here: int = 1  # ranks on this machine
     attempt: int = 0  # how often the group was started again
-    kept: bool = False  # whether somebody else keeps the store: the process that has started us
+    kept: bool = False  # whether the store runs in the process that started this one, and not in rank 0
 
     @property
     def where(self) -> str:

@@ -20,22 +20,31 @@ SMALL = {
     "algo.unroll": 128, "algo.epochs": 10, "algo.minibatches": 8, "algo.lr": 5e-4, "algo.entropy": 0.005,
     "net.normalize_obs": True, "algo.scale_reward": True,
 }  # fmt: skip
+# Rows of one rank, without the group around it: VER takes the same.
+GRIDNAV = {
+    "envs_per_actor": 16, "algo.unroll": 128, "algo.chunk": 32, "algo.epochs": 4, "algo.minibatches": 4,
+    "algo.lr": 7e-4, "net.core": "lstm", "net.core_size": 128, "net.feed_last": True, "net.features": 128,
+    "env_steps": 4_000_000,
+}  # fmt: skip
+MEMORY = SMALL | {
+    "envs_per_actor": 8, "algo.chunk": 32, "algo.epochs": 4, "algo.minibatches": 4, "algo.lr": 1e-3,
+    "net.hidden": (64,), "net.core": "lstm", "net.core_size": 64,
+}  # fmt: skip
+MEMORY_TASKS = ("rookery/CartPoleMasked-*", "rookery/TMaze-*", "rookery/RepeatPrevious-*")
+VECTOR = SMALL | {"envs_per_actor": 8}
+CONTINUOUS = SMALL | {
+    "envs_per_actor": 4, "algo.unroll": 256, "algo.minibatches": 32, "algo.lr": 3e-4, "algo.entropy": 0.0,
+}  # fmt: skip
+HALF = "PPO's row, half of the environments on each rank"
 PRESETS = (
-    Preset("gridnav", ("rookery/GridNav-*",), GROUP | {
-        "envs_per_actor": 16, "algo.unroll": 128, "algo.chunk": 32, "algo.epochs": 4, "algo.minibatches": 4,
-        "algo.lr": 7e-4, "net.core": "lstm", "net.core_size": 128, "net.feed_last": True, "net.features": 128,
-        "env_steps": 4_000_000,
-    }, "our own: the paper's LSTM, smaller and with more passes"),
-    Preset("memory", ("rookery/CartPoleMasked-*", "rookery/TMaze-*", "rookery/RepeatPrevious-*"), GROUP | SMALL | {
-        "envs_per_actor": 8, "algo.chunk": 32, "algo.epochs": 4, "algo.minibatches": 4, "algo.lr": 1e-3,
-        "net.hidden": (64,), "net.core": "lstm", "net.core_size": 64,
-    }, "PPO's row with an LSTM, half of the environments on each rank"),
-    Preset("vector", (), GROUP | SMALL | {"envs_per_actor": 8}, "PPO's row, half of the environments on each rank"),
-    Preset("continuous", (), GROUP | SMALL | {
-        "envs_per_actor": 4, "algo.unroll": 256, "algo.minibatches": 32, "algo.lr": 3e-4, "algo.entropy": 0.0,
-    }, "PPO's row, half of the environments on each rank"),
+    Preset(
+        "gridnav", ("rookery/GridNav-*",), GROUP | GRIDNAV, "our own: the paper's LSTM, smaller and with more passes"
+    ),
+    Preset("memory", MEMORY_TASKS, GROUP | MEMORY, "PPO's row with an LSTM, half of the environments on each rank"),
+    Preset("vector", (), GROUP | VECTOR, HALF),
+    Preset("continuous", (), GROUP | CONTINUOUS, HALF),
     Preset("pixels", (), GROUP | PAPER | {"net.torso": "resnet", "env_steps": 10_000_000}, "the paper's"),
-)  # fmt: skip
+)
 
 RECIPE = Recipe(
     name="ddppo",

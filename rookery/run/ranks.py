@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,12 +129,14 @@ class Ranks:
             for rank, worker in enumerate(self._workers):
                 self._hear(rank, worker)
             self._forward()
-            if self._failures and until is None:
-                until = time.monotonic() + AFTER_FIRST
+            if until is None and (self._failures or self._done):
+                until = time.monotonic() + (AFTER_FIRST if self._failures else self._config.group.timeout)
             if until is not None and (time.monotonic() >= until or self._cause() is not None):
                 break
         if self._failures:
             raise self._cause() or self._failures[min(self._failures)]
+        if missing := [rank for rank in range(len(self._workers)) if rank not in self._done]:
+            raise RankLost(f"rank {missing[0]} did not end within {self._config.group.timeout:g} s of the first one")
         return max(self._done.values())
 
     def _cause(self) -> RookeryError | None:
@@ -200,6 +202,7 @@ class Ranks:
 def serve_rank(channel: Any, start: dict[str, Any]) -> None:
     """Train as one rank of a group on this machine, and tell the parent how it ended."""
     from rookery.metrics.output import standard_streams
+    from rookery.run import run
 
     config = parents_config(start["config"])
     place = Place(
@@ -209,7 +212,8 @@ def serve_rank(channel: Any, start: dict[str, Any]) -> None:
     with Signals() as signals, standard_streams(run=True) as streams:
         threading.Thread(target=_listen, args=(channel, signals), daemon=True).start()
         saved = None if start["step"] is None else checkpoint.load(folder / "checkpoints" / step_name(start["step"]))
-        code = train_as_rank(config, folder, saved, start["notes"], place, signals)
+        with joined(config, place) as group:
+            code = run.execute(config, folder, saved, start["notes"], signals, group=group).exit_code
         streams.finish()
     channel.send({"op": "done", "exit_code": code}, timeout=IDLE)
 
@@ -229,13 +233,12 @@ def _listen(channel: Any, signals: Signals) -> None:
             return
 
 
-def train_as_rank(config: RunConfig, folder: Path, saved: Any, notes: list[str], place: Place, signals: Signals) -> int:
-    """Join the group, and train; the others are told if this one fails."""
-    from rookery.run.run import execute
-
+@contextmanager
+def joined(config: RunConfig, place: Place) -> Iterator[Collective]:
+    """The group that this process is a rank of; the other ranks are told if this one fails."""
     group = Collective(place, config.group.timeout, config.group.join, config.device)
     try:
-        return execute(config, folder, saved, notes, signals, group=group).exit_code
+        yield group
     except BaseException as error:
         if not isinstance(error, RankLost):
             group.report(error)
@@ -253,8 +256,7 @@ def as_rank(
     """
     from rookery.run.run import execute
 
-    group = Collective(place, config.group.timeout, config.group.join, config.device)
-    try:
+    with joined(config, place) as group:
         check_same(group, "run", facts(config))
         again = resumed or place.attempt > 0
         with prepare(config, again) if place.rank == 0 else nullcontext() as folder:
@@ -263,12 +265,6 @@ def as_rank(
             config, folder = replace(config, out=path), Path(path)
             saved = None if step is None else checkpoint.load(folder / "checkpoints" / step_name(step))
             return execute(config, folder, saved, [], signals, group=group)
-    except BaseException as error:
-        if not isinstance(error, RankLost):
-            group.report(error)
-        raise
-    finally:
-        group.close()
 
 
 def facts(config: RunConfig) -> dict[str, Any]:

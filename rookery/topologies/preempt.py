@@ -1,7 +1,7 @@
 """Straggler preemption (DD-PPO, Wijmans et al. 2020): once enough ranks have finished a rollout, the others stop.
 
-A number in the group's store counts the ranks that have finished. It has the round in its name: nobody has to reset it,
-so no rank can see the count of another round (P23).
+A counter in the group's store counts the ranks that have finished. Each round has its own key, so no reset is needed
+and no rank can read the count of another round (P23).
 """
 
 from __future__ import annotations

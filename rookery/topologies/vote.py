@@ -1,7 +1,7 @@
 """What several ranks tell each other before they train: who is ready, who wants to stop, and the books of each.
 
-One exchange, and all ranks decide the same from it. Everybody trains at the same time or nobody does: a rank that has
-nothing to train on yet makes the others wait, one that will never have anything any more ends the run for all.
+All ranks make the same decision from one exchange. They train at the same time: if one rank has no batch yet, the
+others wait; if a rank will get no more batches, the run ends on all ranks.
 """
 
 from __future__ import annotations
