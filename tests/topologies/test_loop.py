@@ -24,6 +24,7 @@ from rookery.storage import checkpoint
 from rookery.tables.queue import LagQueue
 from rookery.topologies import loop
 from rookery.topologies.job import Job
+from rookery.topologies.vote import vote
 
 
 class Quiet:
@@ -96,6 +97,19 @@ def test_ranks_know_the_same_of_the_run_and_the_first_writes_the_checkpoints(tmp
     assert set(saved.meta["states"]) == {"0", "1"} and saved.meta["exact"]
     nets = [member.learner.nets.state_dict() for member in members]
     assert all(torch.equal(nets[0][name], nets[1][name]) for name in nets[0])
+
+
+@pytest.mark.parametrize("held", [(5, 7), (5, None), (None, None)])
+def test_ranks_train_together_or_not_at_all_and_decide_the_same(held):
+    config = rookery.configure("ppo", "CartPole-v1", preset="vector", ranks=2)
+    group, journals = ranks(2), [Journal(config, Quiet(), Quiet(), rank=rank) for rank in range(2)]
+    first, second = agreed(
+        together(group, lambda r: vote(group[r], journals[r], (0, 75)[r], r == 0, held[r], spent=held[r] is None))
+    )
+    assert first == second
+    assert first.ready == (None not in held) and first.spent == (None in held)
+    assert (first.stopping, first.going, first.checkpoint) == (75, False, True), "what one rank asks for, all do"
+    assert journals[0].whole.in_flight == journals[1].whole.in_flight == sum(steps or 0 for steps in held)
 
 
 def test_ranks_vote_once_a_round(tmp_path):
