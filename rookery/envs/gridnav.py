@@ -2,8 +2,8 @@
 
 The task of DD-PPO (Wijmans et al. 2020) without a simulator. Actions, reward and metrics are those of the paper: the
 agent is told where the goal lies, sees the walls near it, and has to say `stop` at the goal. Each episode has a new
-maze (`maze.py`). The way is rarely the direct one, the view is short and there are dead ends, so that memory should
-help.
+maze (`maze.py`). It has a compass and no GPS: the goal is told from where the episode began, so that the agent has to
+remember how far it has walked. With GPS (`gps=True`, as in the paper) a policy without memory does nearly as well.
 
 Steps can be made to take time (`delay.py`). Both versions can be restored exactly (`get_state`, `set_state`).
 """
@@ -37,7 +37,7 @@ class Options:
     size: int = 11  # cells per side, an odd number; a border of walls surrounds them
     view: int = 5  # cells per side of what the agent sees, 3, 5 or 7: view - 1 ahead, view // 2 to each side
     loops: float = 0.1  # share of the walls that a maze without loops would have which are open
-    compass: bool = True  # the goal is shown in every step; False: in the first observation of an episode only
+    gps: bool = False  # the goal is told from where the agent is; False: from where it began
     max_steps: int = 0  # steps until an episode is truncated; 0: 4 * size * size
     delay: float = 0.0  # mean seconds that a step takes
     delay_spread: float = 0.0  # deviation of the logarithm of that time, between environments and between steps
@@ -61,9 +61,8 @@ class Options:
         return self.max_steps or 4 * self.size * self.size
 
     def space(self) -> spaces.Dict:
-        low, high = np.array([0, -1, -1], np.float32), np.ones(3, np.float32)
         view = spaces.Box(0, maze.SEEN, (2, self.view, self.view), np.uint8)
-        return spaces.Dict({"view": view, "goal": spaces.Box(low, high, dtype=np.float32)})
+        return spaces.Dict({"view": view, "goal": spaces.Box(-1.0, 1.0, (2,), np.float32)})
 
 
 class GridNav(gymnasium.Env):
@@ -71,8 +70,8 @@ class GridNav(gymnasium.Env):
 
     Observations: `view` [2, view, view], the cells in front of the agent, which stands in the middle of the last row:
     255 in channel 0 where a cell is seen to be open, in channel 1 where it is seen to be a wall, 0 in both where walls
-    hide it. The goal is not in it. `goal`: log distance as the crow flies (0 to 1), cosine and sine of its bearing,
-    relative to the agent and its heading.
+    hide it. The goal is not in it. `goal`: cells ahead and to the right of the place where the episode began, or with
+    `gps` of the agent, divided by the size; ahead is where the agent looks now.
 
     Reward: the decrease of the shortest path's length, -0.01 per step, and 2.5 SPL at a successful stop. `stop` ends
     the episode and is a success within one cell of the goal. SPL is success * optimal / max(optimal, walked), in cells:
@@ -85,7 +84,6 @@ class GridNav(gymnasium.Env):
         self.options = Options(**options)
         self.observation_space, self.action_space = self.options.space(), spaces.Discrete(4)
         self.delay = Delay(1, self.options.delay, self.options.delay_spread, self.options.slow)
-        self._compass = maze.compass(self.options.size)
         self.maze: maze.Maze | None = None
 
     def number_lanes(self, first: int) -> None:
@@ -96,7 +94,7 @@ class GridNav(gymnasium.Env):
         super().reset(seed=seed)
         drawn = maze.draw(self.np_random, self.options.size, self.options.loops)
         self._enter(drawn)
-        (self.row, self.column), self.heading = drawn.start, drawn.heading
+        (self.row, self.column), self.heading, self.start = drawn.start, drawn.heading, drawn.start
         self.optimal, self.walked, self.t = int(drawn.distance[drawn.start]), 0, 0
         return self._observe(), {}
 
@@ -123,11 +121,9 @@ class GridNav(gymnasium.Env):
 
     def _observe(self) -> dict[str, np.ndarray]:
         assert self.maze is not None
-        goal = np.zeros(3, np.float32)
-        if self.options.compass or self.t == 0:
-            south, east = self.maze.goal[0] - self.row, self.maze.goal[1] - self.column
-            ahead, right = _turned(south, east, self.heading)
-            goal[:] = self._compass[ahead, right]
+        origin = (self.row, self.column) if self.options.gps else self.start
+        south, east = self.maze.goal[0] - origin[0], self.maze.goal[1] - origin[1]
+        goal = np.array(_turned(south, east, self.heading), np.float32) / np.float32(self.options.size)
         return {"view": self._views[self.row - 1, self.column - 1, self.heading].copy(), "goal": goal}
 
     _NUMBERS = ("row", "column", "heading", "optimal", "walked", "t")
@@ -136,13 +132,16 @@ class GridNav(gymnasium.Env):
         if self.maze is None:
             return None
         numbers = {name: getattr(self, name) for name in self._NUMBERS}
-        where = {"distance": self.maze.distance.copy(), "goal": np.array(self.maze.goal)}
+        where = {
+            "distance": self.maze.distance.copy(), "goal": np.array(self.maze.goal), "start": np.array(self.start),
+        }  # fmt: skip
         return {**numbers, **where, "generator": generator_state(self.np_random)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         for name in self._NUMBERS:
             setattr(self, name, int(state[name]))
         row, column = (int(each) for each in state["goal"])
+        self.start = int(state["start"][0]), int(state["start"][1])
         self._enter(maze.Maze(np.array(state["distance"]), (row, column), (self.row, self.column), self.heading))
         self._np_random = restored_generator(state["generator"])
 
@@ -159,9 +158,9 @@ class GridNavVector(Batch):
         self.distance = np.zeros((num_envs, size + 2, size + 2), np.int16)
         self.goal = np.zeros((num_envs, 2), np.int64)
         self.place = np.ones((num_envs, 2), np.int64)  # row and column, counted with the border
+        self.start = np.ones((num_envs, 2), np.int64)
         self.heading, self.optimal, self.walked, self.t = (np.zeros(num_envs, np.int64) for _ in range(4))
         self._views = np.zeros((num_envs, size, size, 4, 2, view, view), np.uint8)
-        self._compass = maze.compass(size)
         self._lanes = np.arange(num_envs)
 
     def number_lanes(self, first: int) -> None:
@@ -171,7 +170,8 @@ class GridNavVector(Batch):
     def begin(self, lane: int, generator: np.random.Generator) -> None:
         drawn = maze.draw(generator, self.options.size, self.options.loops)
         self.distance[lane], self.goal[lane], self.place[lane] = drawn.distance, drawn.goal, drawn.start
-        self.heading[lane], self.optimal[lane] = drawn.heading, drawn.distance[drawn.start]
+        self.start[lane], self.heading[lane] = drawn.start, drawn.heading
+        self.optimal[lane] = drawn.distance[drawn.start]
         self.walked[lane] = self.t[lane] = 0
         self._views[lane] = maze.views(drawn.distance, self.options.view)
 
@@ -201,17 +201,15 @@ class GridNavVector(Batch):
         return self.distance[self._lanes, self.place[:, 0], self.place[:, 1]].astype(np.int64)
 
     def observe(self) -> dict[str, np.ndarray]:
-        south, east = (self.goal - self.place).T
-        goal = self._compass[_turned(south, east, self.heading)]
-        if not self.options.compass:
-            goal[self.t > 0] = 0.0
+        south, east = (self.goal - (self.place if self.options.gps else self.start)).T
+        goal = np.stack(_turned(south, east, self.heading), axis=-1).astype(np.float32) / np.float32(self.options.size)
         return {
             "view": self._views[self._lanes, self.place[:, 0] - 1, self.place[:, 1] - 1, self.heading],
             "goal": goal,
         }
 
     def arrays(self) -> dict[str, np.ndarray]:
-        names = ("distance", "goal", "place", "heading", "optimal", "walked", "t")
+        names = ("distance", "goal", "place", "start", "heading", "optimal", "walked", "t")
         return {name: getattr(self, name) for name in names}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -132,18 +132,3 @@ def _paths(view: int) -> np.ndarray:
                 for ahead, aside in np.cumsum(moves, axis=0).reshape(-1, 2)[:-1].astype(int):
                     paths[kind, -1 - far, view // 2 + side] |= bits[-1 - ahead, view // 2 + aside]
     return paths.reshape(2, -1)
-
-
-@cache
-def compass(size: int) -> np.ndarray:
-    """[cells ahead, cells to the right, 3] float32: the goal as log distance (0 to 1), cosine and sine of its bearing.
-
-    Negative indices are cells behind and to the left. A table, so that single and vector versions agree to the bit.
-    """
-    reach = np.arange(2 * size)
-    reach[size:] -= 2 * size
-    ahead, right = np.meshgrid(reach, reach, indexing="ij")
-    distance = np.hypot(ahead, right)
-    unit = np.maximum(distance, 1.0)
-    scaled = np.minimum(np.log1p(distance) / np.log1p(np.hypot(size - 1, size - 1)), 1.0)
-    return np.stack([scaled, ahead / unit, right / unit], axis=-1).astype(np.float32)

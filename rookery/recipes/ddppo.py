@@ -11,10 +11,11 @@ from rookery.recipes.recipe import Preset, Recipe
 
 GROUP = {"topology": "allreduce", "group.preempt": 0.6, "group.preempt_after": 0.25}
 # The paper's numbers. A minibatch is made of whole environments: a chunk is the whole unroll.
-PAPER = {
+PIXELS = {
     "envs_per_actor": 4, "algo.unroll": 128, "algo.chunk": 128, "algo.epochs": 2, "algo.minibatches": 2,
     "algo.lr": 2.5e-4, "algo.lr_end": 2.5e-4, "algo.value_clip": 0.2, "algo.max_grad_norm": 0.2,
     "algo.normalize_advantage": False, "net.core": "lstm", "net.core_size": 512, "net.core_layers": 2,
+    "net.torso": "resnet", "env_steps": 10_000_000,
 }  # fmt: skip
 SMALL = {
     "algo.unroll": 128, "algo.epochs": 10, "algo.minibatches": 8, "algo.lr": 5e-4, "algo.entropy": 0.005,
@@ -22,9 +23,9 @@ SMALL = {
 }  # fmt: skip
 # Rows of one rank, without the group around it: VER takes the same.
 GRIDNAV = {
-    "envs_per_actor": 16, "algo.unroll": 128, "algo.chunk": 32, "algo.epochs": 4, "algo.minibatches": 4,
+    "envs_per_actor": 8, "algo.unroll": 128, "algo.chunk": 32, "algo.epochs": 4, "algo.minibatches": 4,
     "algo.lr": 7e-4, "net.core": "lstm", "net.core_size": 128, "net.feed_last": True, "net.features": 128,
-    "env_steps": 4_000_000,
+    "env_steps": 2_000_000,
 }  # fmt: skip
 MEMORY = SMALL | {
     "envs_per_actor": 8, "algo.chunk": 32, "algo.epochs": 4, "algo.minibatches": 4, "algo.lr": 1e-3,
@@ -43,7 +44,7 @@ PRESETS = (
     Preset("memory", MEMORY_TASKS, GROUP | MEMORY, "PPO's row with an LSTM, half of the environments on each rank"),
     Preset("vector", (), GROUP | VECTOR, HALF),
     Preset("continuous", (), GROUP | CONTINUOUS, HALF),
-    Preset("pixels", (), GROUP | PAPER | {"net.torso": "resnet", "env_steps": 10_000_000}, "the paper's"),
+    Preset("pixels", (), GROUP | PIXELS, "the paper's"),
 )
 
 RECIPE = Recipe(

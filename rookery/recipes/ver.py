@@ -16,11 +16,7 @@ PRESETS = (
     Preset("memory", ddppo.MEMORY_TASKS, GROUP | ddppo.MEMORY, "DD-PPO's row"),
     Preset("vector", (), GROUP | ddppo.VECTOR, "DD-PPO's row"),
     Preset("continuous", (), GROUP | ddppo.CONTINUOUS, "DD-PPO's row"),
-    Preset("pixels", (), GROUP | {
-        "envs_per_actor": 8, "algo.unroll": 128, "algo.chunk": 32, "algo.epochs": 2, "algo.minibatches": 2,
-        "algo.max_grad_norm": 0.2, "algo.normalize_advantage": False, "net.core": "lstm", "net.core_size": 512,
-        "net.torso": "resnet", "env_steps": 10_000_000,
-    }, "DD-PPO's row with chunks of 32 rows"),
+    Preset("pixels", (), GROUP | ddppo.PIXELS | {"algo.chunk": 32}, "DD-PPO's row, chunks of 32 rows"),
 )  # fmt: skip
 
 RECIPE = Recipe(

@@ -53,7 +53,7 @@ _OURS: dict[str, tuple[str, dict[str, Any]]] = {
             "size": Side,
             "view": Side,
             "loops": Share,
-            "compass": bool,
+            "gps": bool,
             "max_steps": Delay,
             "delay": Seconds,
             "delay_spread": Spread,

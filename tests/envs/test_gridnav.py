@@ -15,7 +15,7 @@ from rookery.envs.make import make
 from rookery.envs.vector import VectorLanes
 
 NAME = "rookery/GridNav-v0"
-SHAPES = [{}, {"size": 5, "view": 3, "loops": 1.0, "max_steps": 7}, {"size": 7, "view": 7, "compass": False}]
+SHAPES = [{}, {"size": 5, "view": 3, "loops": 1.0, "max_steps": 7}, {"size": 7, "view": 7, "gps": True}]
 
 
 class Config:
@@ -107,20 +107,18 @@ def paths(far, side):
         yield cells[:-1]
 
 
-def test_the_goal_is_told_in_the_agents_own_frame():
-    env = GridNav()
+@pytest.mark.parametrize("gps", [False, True])
+def test_the_goal_is_told_in_the_agents_own_frame_from_where_it_is_or_began(gps):
+    env = GridNav(gps=gps)
     for seed in range(20):
-        first, _ = env.reset(seed=seed)
+        env.reset(seed=seed)
+        began = env.row, env.column
         for action in (LEFT, FORWARD, RIGHT, RIGHT):
             goal = env.step(action)[0]["goal"]
-            way = np.array(env.maze.goal) - (env.row, env.column)
+            way = np.array(env.maze.goal) - ((env.row, env.column) if gps else began)
             angle = np.arctan2(way[1], -way[0]) - env.heading * np.pi / 2  # from north, clockwise
-            far = np.hypot(*way)
-            scaled = np.log1p(far) / np.log1p(np.hypot(10, 10))
-            assert np.allclose(goal, [scaled, np.cos(angle) * (far > 0), np.sin(angle) * (far > 0)], atol=1e-6)
-        blind = GridNav(compass=False)
-        assert np.array_equal(blind.reset(seed=seed)[0]["goal"], first["goal"]) and first["goal"][0] > 0
-        assert not blind.step(LEFT)[0]["goal"].any()
+            far = np.hypot(*way) / 11
+            assert np.allclose(goal, [far * np.cos(angle), far * np.sin(angle)], atol=1e-6)
 
 
 def test_the_shortest_path_is_a_success_with_spl_1_and_rewards_telescope():
