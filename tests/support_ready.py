@@ -16,13 +16,14 @@ class Paced(Counter):
     """Environment i of a run has episodes of 3 + i steps.
 
     With `clock`, a file, environment 1 takes a step when environment 0 has taken 5: slow by count and not by time.
+    With `broken`, environment 1 fails at that step of each episode.
     """
 
     metadata = {"episode_metrics": ("lane",)}  # noqa: RUF012
 
-    def __init__(self, clock: str):
+    def __init__(self, clock: str, broken: int):
         super().__init__(ends=("terminated", "truncated"))
-        self.clock, self.lane = Path(clock) if clock else None, 0
+        self.clock, self.broken, self.lane = Path(clock) if clock else None, broken, 0
 
     def number_lanes(self, first: int) -> None:
         self.lane, self.lengths = first, (3 + first,)
@@ -30,6 +31,8 @@ class Paced(Counter):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.clock is not None:
             self._keep_pace(self.clock)
+        if self.lane == 1 and self.broken and self.t + 1 == self.broken:
+            raise ValueError("out of cheese")
         *result, _ = super().step(action)
         return (*result, {"lane": float(self.lane)})
 
@@ -45,5 +48,5 @@ class Paced(Counter):
                 time.sleep(0.001)
 
 
-def paced(clock: str = "") -> Paced:
-    return Paced(clock)
+def paced(clock: str = "", broken: int = 0) -> Paced:
+    return Paced(clock, broken)

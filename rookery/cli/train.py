@@ -37,6 +37,7 @@ def train(words: list[str], signals: Signals) -> int:
     if not words or words[0].startswith("-"):
         raise UsageError("which recipe? It comes first: rookery train ppo --env CartPole-v1")
     from rookery.cli.configure import config_for
+    from rookery.cli.show import warn
     from rookery.processes.signals import Stopped
     from rookery.run.run import check, start
 
@@ -46,7 +47,7 @@ def train(words: list[str], signals: Signals) -> int:
     except Stopped as stop:
         stop.add_note("the environment had not started yet, so nothing was written: run the command again")
         raise
-    return close(start(config, signals))
+    return close(start(config, signals, tell=warn))
 
 
 def resume(words: list[str], signals: Signals) -> int:

@@ -14,13 +14,14 @@ from torch import Tensor
 
 
 class Reduce(Protocol):
-    """A transport inherits from this and supplies `rank`, `size`, `sum` and `gather`.
+    """A transport inherits from this and supplies `rank`, `size`, `here`, `sum` and `gather`.
 
     All results are the same on every rank.
     """
 
     rank: int  # of this process, from 0
     size: int  # number of ranks
+    here: int = 1  # ranks on this machine
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over ranks, for moments and counts. x may be overwritten: use the result instead."""

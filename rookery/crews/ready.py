@@ -183,14 +183,16 @@ class ReadyCrew:
                 self._times.learnt(started - self._delivered)
         self._waited = self._acted = 0.0
         rollout.begin(as_unroll(arrays), self.version or 0, self.sequences[0])
+        lives = [place.incarnation for place in self.pool.places]
         for deadline in self._deadlines:
             deadline.rearm()
         self._collect(self._target())
         report: ActorReport = rollout.finish()
         self._delivered = time.perf_counter()
         report.env_s, report.inference_s, report.total_s = self._waited, self._acted, self._delivered - started
-        for place in self.pool.places:
-            place.restarts.worked()
+        for place, life, own in zip(self.pool.places, lives, self.own):
+            if place.state is State.UP and place.incarnation == life and rollout.rows[own].any():
+                place.restarts.worked()
         self._order, self.sequences[0] = False, self.sequences[0] + 1
         return Delivery(0, self.sequences[0] - 1, arrays, report, partial(self._release, arrays))
 

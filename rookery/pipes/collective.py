@@ -46,6 +46,7 @@ class Place:
     address: str
     port: int
     here: int = 1  # ranks on this machine
+    local: int = 0  # which of them this is
     attempt: int = 0  # how often the group was started again
     kept: bool = False  # whether the store runs in the process that started this one, and not in rank 0
 
@@ -72,11 +73,12 @@ def place_of(environ: Mapping[str, str] = os.environ) -> Place | None:
     rank, size = numbers["RANK"], numbers["WORLD_SIZE"]
     if rank >= size:
         raise UsageError(f"RANK is {rank} and WORLD_SIZE {size}: ranks count from 0 to {size - 1}")
-    here = environ.get("LOCAL_WORLD_SIZE", "")
+    here, local = environ.get("LOCAL_WORLD_SIZE", ""), environ.get("LOCAL_RANK", "")
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "")
     return Place(
         rank, size, environ["MASTER_ADDR"], numbers["MASTER_PORT"],
-        here=int(here) if here.isdigit() else size, attempt=int(attempt) if attempt.isdigit() else 0,
+        here=int(here) if here.isdigit() else size, local=int(local) if local.isdigit() else rank,
+        attempt=int(attempt) if attempt.isdigit() else 0,
         kept=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )  # fmt: skip
 
@@ -99,9 +101,11 @@ class Collective(Reduce):
     """The group that this process is a rank of. `close` it at the end."""
 
     def __init__(self, place: Place, timeout: float, join: float, device: str = "cpu"):
-        self.place, self.rank, self.size = place, place.rank, place.size
+        self.place, self.rank, self.size, self.here = place, place.rank, place.size, place.here
         self._timeout, self._device = timedelta(seconds=timeout), device
         self.waited = 0.0  # seconds in exchanges since this was last set to 0
+        if device == "cuda":  # NCCL needs a device for each rank
+            torch.cuda.set_device(place.local % torch.cuda.device_count())
         if place.address == LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self.store = self._join(join)

@@ -12,6 +12,7 @@ rank's own rows, except the gradient norms, which are those of the whole.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -213,6 +214,13 @@ class Learner:
         """Check the weights of this version, unless that was done."""
         if self._checked != self.version:
             self.check_finite()
+
+    def digest(self) -> int:
+        """Of the weights: the same on every rank of a group."""
+        digest = 0
+        for flat in self.flat.values():
+            digest = zlib.crc32(flat.parameter.detach().cpu().numpy().data, digest)
+        return digest
 
     def finite(self) -> bool:
         """Whether weights and optimiser state are. (The normaliser's bounds are not, before its first update.)"""

@@ -1,7 +1,8 @@
 """What runs of `ddppo` on this machine have measured, as the input of the scaling simulation.
 
 `read` is the only place that knows how a run reports its ranks: `summary["ranks"]` has `rollout_s`, `wait_s` and
-`learn_s`, each a list per rank with the seconds of its last rounds. The three do not overlap. A round is their sum.
+`learn_s`, each a list per rank with the seconds of its last rounds. The three do not overlap. A round is their sum. A
+run of one rank reports no rounds: its means come from how it spent its time.
 
 The environments of a run are few, and `rookery/GridNav-v0` keeps a slow one slow for the whole run. So its delays are
 not bootstrapped from the measurement: they are drawn by the task's own law for up to `ENVS` environments. Measured are
@@ -47,7 +48,7 @@ class Measured:
 
 def read(config: Any, summary: Mapping[str, Any], ranks: int, preempt: float) -> Measured:
     """From the config and the summary of a finished run."""
-    found = summary.get("ranks")
+    found = summary.get("ranks") or (_alone(config, summary) if ranks == 1 else None)
     if not found or any(not found.get(name) for name in ("rollout_s", "wait_s", "learn_s")):
         raise UsageError("the run reports no times of its ranks: it was too short, or not of topology allreduce")
     times = {name: _per_rank(found[name]) for name in ("rollout_s", "wait_s", "learn_s")}
@@ -58,6 +59,12 @@ def read(config: Any, summary: Mapping[str, Any], ranks: int, preempt: float) ->
         delay=float(config.env_kwargs.get("delay", 0.0)), spread=float(config.env_kwargs.get("delay_spread", 0.0)),
         steps_per_s=summary["steps_per_s"], **times,
     )  # fmt: skip
+
+
+def _alone(config: Any, summary: Mapping[str, Any]) -> dict[str, list[float]]:
+    rounds = summary["env_steps"] / (config.lanes * config.algo.unroll)
+    seconds, learn = summary["wall_s"] / rounds, summary["time_split"]["learn"]
+    return {"rollout_s": [seconds * (1 - learn)] * 2, "wait_s": [0.0] * 2, "learn_s": [seconds * learn] * 2}
 
 
 def _per_rank(times: Sequence[Any]) -> list[list[float]]:

@@ -206,8 +206,9 @@ def serve_rank(channel: Any, start: dict[str, Any]) -> None:
 
     config = parents_config(start["config"])
     place = Place(
-        start["rank"], start["size"], LOOPBACK, start["port"], here=start["size"], attempt=start["attempt"], kept=True
-    )
+        start["rank"], start["size"], LOOPBACK, start["port"], here=start["size"], local=start["rank"],
+        attempt=start["attempt"], kept=True,
+    )  # fmt: skip
     folder = Path(start["folder"])
     with Signals() as signals, standard_streams(run=True) as streams:
         threading.Thread(target=_listen, args=(channel, signals), daemon=True).start()

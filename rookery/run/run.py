@@ -63,6 +63,10 @@ class Run:
     rank: int = 0  # of the process that returns it; the first one has written the folder
 
 
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)
+
+
 def configure(recipe: str, env: str, preset: str = "", **fields: Any) -> RunConfig:
     """The whole config of a run, from a recipe's name, an environment and the fields to change."""
     outline = {k: v for k, v in fields.items() if k in ("env_kwargs", "atari")}
@@ -85,7 +89,7 @@ def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
         return start(config, signals)
 
 
-def start(config: RunConfig, signals: Signals) -> Run:
+def start(config: RunConfig, signals: Signals, tell: Callable[[str], None] = _warn) -> Run:
     """Train a checked config. Signals that came before now count: the folder is written and can be resumed."""
     if config.topology == "allreduce" and (place := place_of()) is not None:
         return as_rank(_of_group(config, place), place, signals, _rank_folder)
@@ -95,7 +99,7 @@ def start(config: RunConfig, signals: Signals) -> Run:
     with _opened(folder):
         folders.store(folder, "config.json", encode_config(config))
         try:
-            return _carry_out(config, folder, None, [], signals, _warn)
+            return _carry_out(config, folder, None, [], signals, tell)
         except UsageError:  # nothing has begun: the same command, corrected, finds the place free
             _clear_folder(folder, before)
             raise
@@ -108,10 +112,6 @@ def start(config: RunConfig, signals: Signals) -> Run:
         except RookeryError as error:
             error.add_note(f"run folder: {folder}")
             raise
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=3)
 
 
 def resume(path: str | Path, trust: tuple[str, ...] = (), *, tell: Callable[[str], None] = _warn, **fields: Any) -> Run:

@@ -23,12 +23,15 @@ SPARE = 0.9  # share of the free memory that a replay memory may take
 
 
 def make_table(
-    plan: DataPlan, shapes: Shapes, spec: EnvSpec, actors: int, seed: int, alone: bool, device: str = "cpu"
-) -> Table:
-    """`shapes`: of what actors hand over. `alone`: actors and learner share one process, and take turns with replay."""
+    plan: DataPlan, shapes: Shapes, spec: EnvSpec, actors: int, seed: int, alone: bool, device: str = "cpu",
+    ranks: int = 1,
+) -> Table:  # fmt: skip
+    """`shapes`: of what actors hand over. `alone`: actors and learner share one process, and take turns with replay.
+    `ranks`: processes on this machine that make a table like it.
+    """
     table = plan.table
     if isinstance(table, Replay):
-        check_room(table, shapes, spec, actors)
+        check_room(table, shapes, spec, actors, ranks=ranks)
         kind = ReplayTable if alone or table.in_turns else FreeReplayTable
         return kind(ReplayMemory(table, shapes, spec, actors, seed), table, actors)
     if isinstance(table, Queue):
@@ -132,9 +135,11 @@ def _fitting(unrolls: int, shapes: Shapes, processes: int = 1) -> tuple[int, str
 
 
 def check_room(
-    plan: Replay, shapes: Shapes, spec: EnvSpec, actors: int = 1, memories: int = 1, saved: bool = True
+    plan: Replay, shapes: Shapes, spec: EnvSpec, actors: int = 1, memories: int = 1, saved: bool = True, ranks: int = 1
 ) -> None:
     """Refuse a memory (or several like it) that would not fit, before it is filled and the machine dies of it.
+
+    With several `ranks` each has its own, and an equal part of the machine.
 
     A memory that is `saved` with checkpoints needs more than itself: what a snapshot copies, and what it holds aside.
     """
@@ -146,7 +151,8 @@ def check_room(
         return memories * ReplayMemory.bytes_needed(smaller, shapes, spec, actors), memories * extra
 
     saved = saved and plan.memory.save
-    capacity, (have, source) = plan.memory.capacity, Machine().memory(processes=memories)
+    capacity, (have, source) = plan.memory.capacity, Machine().memory(processes=memories * ranks)
+    have, source = have // ranks, source if ranks == 1 else f"{source}, for each of {ranks} ranks"
     need, extra = needs(capacity)
     if need + extra <= SPARE * have:
         return

@@ -124,7 +124,9 @@ class Job:
                 journal.count_in_flight()
                 sequences = crew.sequences
                 if not self.alone:
-                    told, sequences = gather_states(self.learner.reduce, journal, told, sequences)
+                    told, sequences = gather_states(
+                        self.learner.reduce, journal, told, sequences, self.learner.digest()
+                    )
                 if self.rank == 0:
                     self._write(told, sequences)
                 if self.saver is not None:

@@ -52,7 +52,8 @@ def table_of(job: Job, shapes: Shapes, alone: bool) -> Table:
     """The table that the algorithm's plan asks for, as the checkpoint left it if the run is resumed."""
     config = job.config
     seed = config.seed if job.rank == 0 else seed_of(config.seed, "rank", job.rank)  # of what it draws from its memory
-    table = make_table(job.algorithm.plan(), shapes, job.spec, config.actors, seed, alone, config.device)
+    ranks = job.learner.reduce.here
+    table = make_table(job.algorithm.plan(), shapes, job.spec, config.actors, seed, alone, config.device, ranks)
     restore_table(job, table)
     return table
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rookery.core.errors import LearnerError
 from rookery.core.reduce import Reduce
 from rookery.crews.crew import States
 from rookery.crews.states import pack_state, unpack_state
@@ -42,6 +43,7 @@ class Saved:
     sequences: list[int]
     states: list[Any]
     books: RankBooks
+    weights: int  # digest
 
 
 def vote(reduce: Reduce, journal: Journal, stopping: int, checkpoint: bool, held: int | None, spent: bool) -> Decision:
@@ -59,10 +61,21 @@ def vote(reduce: Reduce, journal: Journal, stopping: int, checkpoint: bool, held
     )
 
 
-def gather_states(reduce: Reduce, journal: Journal, states: States, sequences: list[int]) -> tuple[States, list[int]]:
-    """The states of the actors of all ranks and the unrolls that they have delivered; the books are exchanged too."""
+def gather_states(
+    reduce: Reduce, journal: Journal, states: States, sequences: list[int], weights: int
+) -> tuple[States, list[int]]:
+    """The states of the actors of all ranks and the unrolls that they have delivered; the books are exchanged too.
+
+    LearnerError on all ranks if the digests of their weights differ.
+    """
     packed = [None if state is None else pack_state(state) for state in states]
-    parts = _exchanged(reduce, Saved(sequences, packed, journal.own()), Saved)
+    parts = _exchanged(reduce, Saved(sequences, packed, journal.own(), weights), Saved)
+    if other := next((rank for rank, part in enumerate(parts) if part.weights != parts[0].weights), 0):
+        raise LearnerError(
+            f"the weights of rank {other} are not those of rank 0 any more: ranks apply the same gradients, so they "
+            "compute differently. Use the same processors and versions of torch on all machines; the last checkpoint, "
+            "at which they were equal, is kept"
+        )
     journal.agree([part.books for part in parts])
     whole: States = [None if state is None else unpack_state(state) for part in parts for state in part.states]
     return whole, [number for part in parts for number in part.sequences]

@@ -18,7 +18,7 @@ from support_lanes import shaken
 import rookery
 from rookery.algorithms.registry import build_algorithm
 from rookery.core import tree
-from rookery.core.errors import UsageError
+from rookery.core.errors import EnvError, UsageError
 from rookery.core.reduce import ALONE
 from rookery.core.types import Failure
 from rookery.core.unroll import Unroll, as_unroll
@@ -166,14 +166,28 @@ def test_a_worker_that_is_killed_is_replaced_and_the_others_make_up_for_it(tmp_p
         assert rows.sum() == T * LANES and report.steps == out.live.sum()
 
 
-def test_a_run_with_a_worker_that_dies_has_books_that_balance(tmp_path, monkeypatch):
+@pytest.mark.parametrize("fault", ["sigkill", "hang", "raise"])
+def test_a_run_with_a_worker_that_fails_has_books_that_balance(tmp_path, monkeypatch, fault):
     monkeypatch.setattr(local, "ProcessCrew", ReadyCrew)
-    fields = FIELDS | {"topology": "local", "fault_plan": "actor[0]@env_step=100:sigkill", "env_steps": 300}
+    fields = FIELDS | {"topology": "local", "fault_plan": f"actor[0]@env_step=100:{fault}", "env_steps": 300}
     fields["group"] = {"workers": 1}  # nobody can make up for it: the run waits for its replacement
+    fields["supervisor"] = {"step_deadline": 2.0}
     run = rookery.train("ppo", env="support_ready:paced", out=str(tmp_path / "run"), **fields)
     assert run.summary["exit_reason"] == "env_steps" and run.summary["restarts"] == 1
-    assert balances(run.summary["ledger"]) and any("SIGKILL" in text for text in messages(run.path))
-    assert run.summary["ledger"]["dropped"].get("actor_died", 0) < T * LANES
+    assert balances(run.summary["ledger"])
+    words = {"sigkill": "SIGKILL", "hang": "no sign of life", "raise": "fault plan"}[fault]
+    assert any(words in text for text in messages(run.path)), messages(run.path)
+    (lost,) = run.summary["ledger"]["dropped"].values() or (0,)
+    assert lost < T * LANES
+
+
+def test_an_environment_that_fails_every_time_ends_the_run_with_its_own_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "ProcessCrew", ReadyCrew)
+    fields = FIELDS | {"topology": "local", "env_kwargs": {"broken": 2}, "env_steps": 10**6}
+    fields |= {"supervisor": {"restarts": 1}}
+    with pytest.raises(EnvError, match="out of cheese") as caught:
+        rookery.train("ppo", env="support_ready:paced", out=str(tmp_path / "run"), **fields)
+    assert "support_ready:paced" in str(caught.value) and "lane 1, episode 0, step 1" in str(caught.value)
 
 
 def test_several_actors_are_refused(tmp_path):

@@ -117,7 +117,16 @@ def test_a_run_of_one_rank_predicts_two_ranks_with_delays_as_the_task_has_them()
 
 def test_a_run_without_times_of_its_ranks_is_refused():
     with pytest.raises(UsageError, match="no times of its ranks"):
-        read(SimpleNamespace(), {"steps_per_s": 1.0}, 1, 1.0)
+        read(SimpleNamespace(), {"steps_per_s": 1.0}, 2, 1.0)
+
+
+def test_a_run_of_one_rank_reports_its_mean_round():
+    """It has no rounds of its own: 20 of 4 × 8 steps in 10 s, 30 % of them learning."""
+    config = SimpleNamespace(lanes=4, algo=SimpleNamespace(unroll=8), env_kwargs={"delay": 0.1})
+    summary = {"env_steps": 640, "wall_s": 10.0, "time_split": {"learn": 0.3}, "steps_per_s": 64.0}
+    run = read(config, summary, 1, 1.0)
+    assert run.round_s == pytest.approx(0.5) and run.learn_s[0] == pytest.approx([0.15])
+    assert (run.ranks, run.rows, run.envs, run.delay) == (1, 8, 4, 0.1) and run.wait_s == [[0.0]]
 
 
 def test_measured_rollouts_are_drawn_where_nothing_is_delayed():

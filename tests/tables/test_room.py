@@ -95,3 +95,14 @@ def test_more_actors_need_more_frames(have):
     check_room(plan, shapes, spec, actors=1)
     with pytest.raises(UsageError):
         check_room(plan, shapes, spec, actors=50)
+
+
+def test_ranks_share_the_machine(have):
+    plan = replay(capacity=10 * MILLION, save=False)
+    need, _ = bytes_of(plan)
+    have(need / 0.9 + 8192)
+    check(plan)
+    with pytest.raises(UsageError, match="for each of 2 ranks"):
+        check(plan, ranks=2)
+    have(2 * need / 0.9 + 8192)
+    check(plan, ranks=2)

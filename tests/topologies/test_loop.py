@@ -14,6 +14,7 @@ from support_ranks import agreed, ranks, together
 
 import rookery
 from rookery.algorithms.registry import algorithm_class
+from rookery.core.errors import LearnerError
 from rookery.core.types import StepReport
 from rookery.crews.inline import InlineCrew
 from rookery.metrics.journal import Journal
@@ -97,6 +98,16 @@ def test_ranks_know_the_same_of_the_run_and_the_first_writes_the_checkpoints(tmp
     assert set(saved.meta["states"]) == {"0", "1"} and saved.meta["exact"]
     nets = [member.learner.nets.state_dict() for member in members]
     assert all(torch.equal(nets[0][name], nets[1][name]) for name in nets[0])
+
+
+def test_ranks_whose_weights_differ_end_before_a_checkpoint_is_written(tmp_path):
+    group = ranks(2)
+    members = [Rank(tmp_path, group[r], 2) for r in range(2)]
+    with torch.no_grad():  # one rank computes differently
+        next(iter(members[1].learner.flat.values())).parameter[0] += 1e-3
+    results = together(group, lambda r: members[r].run())
+    assert all(isinstance(error, LearnerError) and "rank 1" in str(error) for error in results), results
+    assert not (tmp_path / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("held", [(5, 7), (5, None), (None, None)])

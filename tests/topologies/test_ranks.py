@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from support_ranks import agreed, ranks, together
 
-from rookery.core.errors import UsageError
-from rookery.pipes.collective import place_of
+import rookery
+from rookery.core.config import GroupConfig
+from rookery.core.errors import LearnerError, UsageError
+from rookery.pipes.collective import Collective, Place, open_store, place_of
+from rookery.run.run import _rank_notes
 from rookery.storage import checkpoint
+from rookery.topologies.allreduce import check_same
 
 BASE = [
     "ppo", "--env", "CartPole-v1", "--preset", "vector", "--envs-per-actor", "2", "--algo.unroll", "32",
@@ -34,11 +41,18 @@ def train(out: Path, *flags: str) -> checkpoint.Checkpoint:
     return checkpoint.newest(out / "checkpoints")[0]
 
 
+def resumed(out: Path, *flags: str) -> checkpoint.Checkpoint:
+    words = [sys.executable, "-m", "rookery", "resume", str(out), *flags, "--quiet"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return checkpoint.newest(out / "checkpoints")[0]
+
+
 def summary(out: Path) -> dict:
     return json.loads((out / "summary.json").read_text())
 
 
-def test_two_ranks_on_half_batches_are_one_rank_on_the_whole(tmp_path):
+def test_two_ranks_on_half_batches_are_one_rank_on_the_whole_and_go_on_with_the_same_bits(tmp_path):
     """P21, ten updates with several passes, recurrent, with running statistics; the ranks have actors in processes."""
     length = ["--env-steps", "1260", "--net.core", "lstm", "--net.core-size", "8", "--algo.scale-reward", "True"]
     whole = train(tmp_path / "one", "--topology", "serial", "--actors", "2", *length)
@@ -49,6 +63,16 @@ def test_two_ranks_on_half_batches_are_one_rank_on_the_whole(tmp_path):
         torch.testing.assert_close(halves.tensors[name], tensor, atol=1e-6, rtol=1e-6, msg=name)
     assert whole.meta["journal"]["window"] == halves.meta["journal"]["window"], "episodes come in the same order"
     assert summary(tmp_path / "two")["ranks"]["size"] == 2
+    # A pair that was interrupted goes on with the same bits.
+    fault = ["--fault-plan", "learner@update=20:sigterm"]
+    words = command(tmp_path / "parts", *RANKS, "--group.crew", "processes", *length, *fault)
+    assert subprocess.run(words, capture_output=True, timeout=120).returncode == 75
+    first = checkpoint.newest(tmp_path / "parts" / "checkpoints")[0]
+    assert first.meta["exact"] and 5 <= first.meta["learner"]["version"] < whole.meta["learner"]["version"]
+    rest = resumed(tmp_path / "parts")
+    assert rest.env_steps == halves.env_steps and rest.meta["journal"]["window"] == halves.meta["journal"]["window"]
+    for name, tensor in halves.tensors.items():
+        assert torch.equal(rest.tensors[name], tensor), name
 
 
 def started(out: Path, *flags: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
@@ -106,9 +130,7 @@ def test_a_rank_that_is_killed_costs_what_was_learnt_since_the_last_checkpoint(t
     assert not any(Path(f"/proc/{pid}").exists() for pid in left), "no orphans"
     saved = checkpoint.newest(tmp_path / "run" / "checkpoints")[0]
     assert saved.meta["exact"] and len(saved.meta["sequences"]) == 2
-    more = ["resume", str(tmp_path / "run"), "--env-steps", str(saved.env_steps + 300), "--quiet"]
-    done = subprocess.run([sys.executable, "-m", "rookery", *more], capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
+    assert resumed(tmp_path / "run", "--env-steps", str(saved.env_steps + 300)).env_steps >= saved.env_steps + 300
 
 
 def test_torchrun_starts_the_ranks_and_starts_them_again(tmp_path):
@@ -136,6 +158,58 @@ def test_the_error_of_a_rank_ends_the_run_with_its_own_message(tmp_path):
     assert done.returncode == 3, done.stderr
     first = next(line for line in done.stderr.splitlines() if line.startswith("error:"))
     assert "rank 1" in first and "fault plan" in first
+
+
+def test_ranks_with_another_command_are_refused_and_the_field_is_named(tmp_path):
+    """What a scheduler starts with different commands ends on all ranks, before a folder is made."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    places = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    runs = [
+        subprocess.Popen(
+            command(tmp_path / "run", "--topology", "allreduce", "--algo.clip", clip),
+            env=os.environ | places | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True,
+        )
+        for rank, clip in enumerate(("0.2", "0.3"))
+    ]  # fmt: skip
+    told = [run.communicate(timeout=90)[1] for run in runs]
+    assert [run.returncode for run in runs] == [2, 2], told
+    assert all("config.algo.clip is 0.3 on rank 1, and 0.2 on rank 0" in text for text in told)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_store_that_cannot_be_reached_is_named_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    place = Place(1, 2, "127.0.0.1", port)
+    assert GroupConfig().join <= 30
+    with pytest.raises(LearnerError, match=rf"rank 1 of 2 could not reach .* at 127.0.0.1:{port} within 1 s"):
+        Collective(place, timeout=5.0, join=1.0)
+
+
+def test_a_rank_that_never_comes_is_named():
+    store = open_store(2)
+    place = Place(1, 2, "127.0.0.1", store.port, kept=True)
+    with pytest.raises(LearnerError, match=r"rank 1 of 2: rank 0 is not at 127.0.0.1:\d+ after 0.3 s"):
+        Collective(place, timeout=5.0, join=0.3)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_with_other_environments_are_refused_on_all_of_them(size):
+    group = ranks(size)
+    spaces = [{"obs": {"shape": [4], "dtype": "float32"}, "actions": 2} for _ in range(size)]
+    spaces[-1]["obs"]["shape"] = [5]
+    results = together(group, lambda rank: check_same(group[rank], "environment", spaces[rank]))
+    assert all(isinstance(error, UsageError) for error in results)
+    assert f"obs.shape is [5] on rank {size - 1}, and [4] on rank 0" in str(results[0])
+    assert agreed(together(group, lambda rank: check_same(group[rank], "environment", spaces[0]))) == [None] * size
+
+
+def test_more_ranks_than_cores_are_told_of(monkeypatch):
+    monkeypatch.setattr("rookery.run.run.available_cores", lambda: 2)
+    config = rookery.configure("ddppo", "CartPole-v1", ranks=3)
+    assert _rank_notes(config) == ["3 ranks share 2 cores: more ranks than cores do not make a run faster"]
+    assert _rank_notes(replace(config, ranks=2)) == []
 
 
 def test_variables_of_torchrun_that_are_half_set_are_refused():
