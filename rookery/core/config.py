@@ -126,8 +126,9 @@ class SupervisorConfig:
 
 @dataclass(frozen=True)
 class GradientConfig:
-    """Gradients that workers send (topology async_grads)."""
+    """Gradients that workers send (topology async_grads, or ray_cluster)."""
 
+    by_workers: bool = False  # topology ray_cluster: workers learn by themselves and send gradients
     max_age: Whole = 50  # updates since the weights that a gradient was computed on; an older one is dropped
     outlier: NotNegative = 0.0  # mean deviations above the usual loss beyond which a gradient is dropped; 0: never
 
@@ -142,6 +143,17 @@ class GroupConfig:
     join: Positive = 30.0  # seconds to find each other at the start
     preempt: Share = 1.0  # share of the ranks that have finished their rollout when the others stop theirs; 1: never
     preempt_after: Share = 0.25  # of a rollout that every rank completes
+
+
+@dataclass(frozen=True)
+class RayConfig:
+    """Actors on a Ray cluster (topology ray_cluster)."""
+
+    address: str = ""  # "host:port" of a cluster, or "auto"; empty: start one on this machine for this run only
+    cpus_per_actor: Positive = 1.0  # CPUs that Ray reserves for each actor
+    least: Whole = 0  # actors that are enough to go on while there is no room for the others; 0: all of them
+    aggregators: Whole = 0  # Ray actors that put batches together for the learner; 0: it does so itself
+    store_gib: NotNegative = 0.0  # object store of a cluster that is started, in GiB; 0: Ray's choice
 
 
 @dataclass(frozen=True)
@@ -166,8 +178,8 @@ class RunConfig(Generic[AlgoConfig]):
     env_steps: Count = 100_000  # length of the run, in environment steps
     seed: int = 1  # root of every random stream
     out: str = ""  # run folder; empty: runs/<recipe>-<env>-<seed>-<time>
-    topology: Literal["serial", "local", "async_grads", "allreduce"] = "serial"  # one process; actors; workers; ranks
-    ranks: Count = 1  # learners that train together, each with its own actors (topology allreduce)
+    topology: Literal["serial", "local", "async_grads", "allreduce", "ray_cluster"] = "serial"  # where actors run
+    ranks: Count = 1  # learners that train together, each with its own actors (topology allreduce, ray_cluster)
     actors: Count = 1  # actors (of each rank), each with envs_per_actor environments
     envs_per_actor: Count = 8  # environments stepped together by one actor
     device: Literal["cpu", "cuda"] = "cpu"  # where the learner computes
@@ -182,6 +194,7 @@ class RunConfig(Generic[AlgoConfig]):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     gradients: GradientConfig = field(default_factory=GradientConfig)
     group: GroupConfig = field(default_factory=GroupConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
 
     @property

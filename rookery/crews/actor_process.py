@@ -1,7 +1,8 @@
-"""What the process of an actor does: makes environments, then fills a slot of shared memory for every order.
+"""What the process of an actor does: makes environments, then fills arrays for every order.
 
-What it fills the slot with is its role: unrolls or items (`roles/unrolls.py`), gradients (`roles/gradients.py`). Of
-single environments that fail it tells the parent, which counts them and may end the run; it recreates them itself.
+What it fills them with is its role: unrolls or items (`roles/unrolls.py`), gradients (`roles/gradients.py`). Where they
+lie is up to the buffers: shared memory (`buffers.py`), or the objects of a cluster. Of single environments that fail it
+tells the parent, which counts them and may end the run; it recreates them itself.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -18,10 +19,9 @@ import torch
 
 from rookery.algorithms.registry import build_algorithm, parents_config
 from rookery.core.errors import EnvError
-from rookery.core.types import ActorReport
+from rookery.core.types import ActorReport, Arrays
 from rookery.crews.states import pack_state, unpack_state
 from rookery.envs.make import make
-from rookery.pipes.shm import Pulse, Segment, Slots, WeightBoard
 from rookery.processes.child import IDLE, assigned
 from rookery.processes.faults import FaultPlan
 from rookery.processes.worker import Restarts
@@ -33,8 +33,31 @@ BEAT = 0.1  # seconds between two heartbeats while we wait
 ROLES: dict[str, type[UnrollMaker] | type[GradientMaker]] = {"unrolls": UnrollMaker, "gradients": GradientMaker}
 
 
+class Buffers(Protocol):
+    """The worker's end of what it shares with its crew."""
+
+    def open(self, index: int, memory: dict[str, Any]) -> None: ...
+    def pull(self, vector: torch.Tensor, order: dict[str, Any]) -> int:
+        """The newest weights, and their version."""
+        ...
+
+    def begin(self, slot: int, incarnation: int, sequence: int, version: int) -> Arrays:
+        """The arrays to fill."""
+        ...
+
+    def progress(self, slot: int, row: int) -> None: ...
+    def finish(self, slot: int) -> dict[str, Any]:
+        """The arrays are filled; returns what the crew must be told besides."""
+        ...
+
+    def beat(self) -> None: ...
+    def is_cut(self, sequence: int) -> bool:
+        """Whether the crew wants this unroll to be cut short."""
+        ...
+
+
 class ActorProcess:
-    def __init__(self, channel: Any, start: dict[str, Any], fds: dict[str, int]):
+    def __init__(self, channel: Any, start: dict[str, Any], buffers: Buffers):
         torch.set_num_threads(1)
         _run_as_batch()
         self.channel = channel
@@ -48,61 +71,66 @@ class ActorProcess:
         # While an environment is recreated there is no heartbeat: if that takes too long, we are replaced whole.
         mends = time.monotonic() - began < lanes.count * limits.step_deadline / 2
         self._restarts = Restarts(limits.restarts, limits.window)
-        self._send({"op": "ready", "spec": msgspec.to_builtins(lanes.spec)})
-        memory = channel.recv(timeout=IDLE)
-        self.slots = Slots(Segment.attach(fds["slots"], memory["slots_size"]), memory["layout"])
-        self.board = WeightBoard(Segment.attach(fds["weights"], memory["weights_size"]))
-        self._pulse = Pulse(Segment.attach(fds["pulse"], memory["pulse_size"]))
         self._said: list[str] = []  # for the user: told with the next snapshot
-        algorithm = build_algorithm(self.config, lanes.spec)
-        number = start["first"] + self.index  # in the whole run
-        self.role = ROLES[start["role"]](self.config, algorithm, lanes, number, self._said.append)
-        self.role.producer.recover = self._recover if mends else None
+        self._start, self._lanes, self._mends = start, lanes, mends
+        self.buffers = buffers
+        self._send({"op": "ready", "spec": msgspec.to_builtins(lanes.spec)})
+
+    def open(self, memory: dict[str, Any]) -> None:
+        """The crew has laid out its memory: reset the environments, or restore them."""
+        self.buffers.open(self.index, memory)
+        algorithm = build_algorithm(self.config, self._lanes.spec)
+        number = self._start["first"] + self.index  # in the whole run
+        self.role = ROLES[self._start["role"]](self.config, algorithm, self._lanes, number, self._said.append)
+        self.role.producer.recover = self._recover if self._mends else None
+        self._vector, self._version = torch.empty(self.role.floats), -1
         snapshot = None if memory["snapshot"] is None else unpack_state(memory["snapshot"])
         self.sequence = memory["sequence"]  # of the next order
         self.role.producer.begin(self.sequence, f"{self.sequence}.{self.incarnation}", snapshot)
+        self._send({"op": "started"})
 
     def run(self) -> None:
-        vector, version = torch.empty(self.role.floats), -1
-        self._send({"op": "started"})
+        self.open(self.channel.recv(timeout=IDLE))
         while (order := self.channel.recv(timeout=IDLE))["op"] != "stop":
-            if order["op"] == "snapshot":
-                self._snapshot()
-                continue
-            if self.role.wants_weights:
-                version = self.board.pull(vector.numpy())
-                self.role.load(vector, version)
-            slot = order["slot"]
-            tick = self._begin(slot, version)
-            self._finish(slot, self.role.fill(self.slots.arrays(slot), order["progress"], tick))
+            self.carry_out(order)
 
-    def _begin(self, slot: int, version: int) -> Callable[[int], object]:
-        """Open a slot; what is returned is to be called with each row of the unroll."""
-        self.slots.begin(slot, self.index, self.incarnation, self.sequence, version)
+    def carry_out(self, order: dict[str, Any]) -> None:
+        if order["op"] == "snapshot":
+            self._snapshot()
+            return
+        if self.role.wants_weights:
+            self._version = self.buffers.pull(self._vector, order)
+            self.role.load(self._vector, self._version)
+        slot = order["slot"]
+        arrays = self.buffers.begin(slot, self.incarnation, self.sequence, self._version)
+        self._finish(slot, arrays, self.role.fill(arrays, order["progress"], self._ticker(slot)))
+
+    def _ticker(self, slot: int) -> Callable[[int], object]:
+        """To be called with each row of the unroll."""
         actor = self.role.producer.actor
         before = actor.sequence * actor.plan.unroll
         least = self.config.group.preempt_after * (actor.plan.steps or actor.plan.unroll)
 
         def tick(row: int) -> object:
-            self._pulse.beat(self.index)
-            self.slots.progress(slot, row)
+            self.buffers.beat()
+            self.buffers.progress(slot, row)
             if self._plan:
                 self._plan.fire("actor", self.index, before + row, actor.sequence, self.incarnation)
-            return CUT if row >= least and self._pulse.is_cut(self.index, self.sequence) else None
+            return CUT if row >= least and self.buffers.is_cut(self.sequence) else None
 
         return tick
 
-    def _finish(self, slot: int, report: ActorReport) -> None:
+    def _finish(self, slot: int, arrays: Arrays, report: ActorReport) -> None:
         self._restarts.worked()
         if report.steps:  # a gradient may have been computed without acting
             plan = self.role.producer.plan
             rows = plan.unroll  # the last one too is lost if we are killed before it is announced
             if report.cut or plan.steps:  # an unroll whose last rows are dead
-                rows = int(np.flatnonzero(self.slots.arrays(slot)["live"].any(1))[-1]) + 1
-            self.slots.progress(slot, rows)
-        self.slots.finish(slot)
+                rows = int(np.flatnonzero(arrays["live"].any(1))[-1]) + 1
+            self.buffers.progress(slot, rows)
+        more = self.buffers.finish(slot)
         self.sequence += 1
-        self._send({"op": "full", "slot": slot, "report": msgspec.to_builtins(report)})
+        self._send({"op": "full", "slot": slot, "report": msgspec.to_builtins(report)} | more)
 
     def _snapshot(self) -> None:
         producer = self.role.producer
@@ -120,9 +148,9 @@ class ActorProcess:
         self._send({"op": "cut"} | lost)
         until = time.monotonic() + delay
         while (left := until - time.monotonic()) > 0:
-            self._pulse.beat(self.index)
+            self.buffers.beat()
             time.sleep(min(left, BEAT))
-        self._pulse.beat(self.index)
+        self.buffers.beat()
 
     def _send(self, message: dict[str, Any]) -> None:
         self.channel.send(message, timeout=IDLE)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -46,6 +46,33 @@ class State(Enum):
     GONE = auto()  # has ended, and is not replaced
 
 
+class Launcher(Protocol):
+    """How the workers of a pool are started and ended."""
+
+    spares: bool  # whether one can be started before it is known which worker it will replace
+    least: int  # workers that are enough to go on while there is no room for the others; 0: all of them
+
+    def start(self, name: str, message: dict[str, Any], log: Path) -> Worker: ...
+    def stop(self, workers: Sequence[Worker], timeout: float) -> None:
+        """End all, politely if possible; waits for it."""
+        ...
+
+
+class ProcessLauncher:
+    """Processes of this machine: a Python module, run with the descriptors of shared memory."""
+
+    spares, least = True, 0
+
+    def __init__(self, module: str, fds: Callable[[], dict[str, int]]):
+        self._module, self._fds = module, fds
+
+    def start(self, name: str, message: dict[str, Any], log: Path) -> Worker:
+        return Worker.start(self._module, name, message, self._fds(), log)
+
+    def stop(self, workers: Sequence[Worker], timeout: float) -> None:
+        stop_all(workers, timeout)
+
+
 RESTARTING = (State.STARTING, State.READY, State.OPENING, State.DELAYED)
 
 
@@ -64,6 +91,11 @@ class Place:
     lost: Lost | None = None  # why it is being ended
 
 
+def _placed(place: Place) -> bool:
+    """Whether its worker runs, or does not need to: one on a cluster may wait for room."""
+    return place.state is not State.STARTING or place.worker is None or place.worker.placed
+
+
 class WorkerPool:
     """`opened` tells a new worker of the shared memory; `up` and `ended` are called when one comes up, or is lost.
 
@@ -74,13 +106,12 @@ class WorkerPool:
     failed: Callable[[Failure], None] | None = None
 
     def __init__(
-        self, config: RunConfig, role: str, logs: Path, signals: Signals, fds: Callable[[], dict[str, int]],
-        up: Callable[[int], None], ended: Callable[[int], int], where: Callable[[int], str], module: str = MODULE,
-        first: int = 0,
+        self, config: RunConfig, role: str, logs: Path, signals: Signals, launcher: Launcher,
+        up: Callable[[int], None], ended: Callable[[int], int], where: Callable[[int], str], first: int = 0,
     ):  # fmt: skip
         self.config, self.signals = config, signals
         self.spec: EnvSpec | None = None  # as the first worker says that has made its environments
-        self._role, self._logs, self._module, self._fds, self._first = role, logs, module, fds, first
+        self._role, self._logs, self._launcher, self._first = role, logs, launcher, first
         self._up, self._ended, self._where = up, ended, where
         limits = config.supervisor
         self.places = [Place(index, Restarts(limits.restarts, limits.window)) for index in range(config.actors)]
@@ -92,7 +123,7 @@ class WorkerPool:
         self._stuck: list[Worker] = []  # replaced, and the kernel has not ended them yet
         self._finishing = False
         self._looked = 0.0
-        self.spare = Spare(self._start_spare if limits.spare else None)
+        self.spare = Spare(self._start_spare if limits.spare and launcher.spares else None)
 
     def wake_on(self, fd: int) -> None:
         """Have a descriptor that becomes readable end the wait of `poll`."""
@@ -105,11 +136,19 @@ class WorkerPool:
             self._start(place)
 
     def await_all(self, *states: State) -> None:
-        """Wait until every place is in one of these states; `Stopped` if shutdown is requested before."""
-        while any(place.state not in states for place in self.places):
+        """Wait until every place is in one of these states; `Stopped` if shutdown is requested before.
+
+        Where fewer are enough, those for which there is no room yet are not waited for.
+        """
+        while missing := [place for place in self.places if place.state not in states]:
+            if self._enough(len(self.places) - len(missing)) and not any(map(_placed, missing)):
+                return
             if self.signals.requested is not None:
                 raise Stopped(self.signals.requested)
             self.poll(LOOK)
+
+    def _enough(self, workers: int) -> bool:
+        return 0 < self._launcher.least <= workers
 
     def open(self, opened: Callable[[int], dict[str, Any]], failed: Callable[[Failure], None]) -> None:
         """The memory is laid out: tell every worker, and wait until all are up."""
@@ -131,7 +170,7 @@ class WorkerPool:
         """End everybody, politely if possible; waits for it."""
         if not any(place.state is State.UP for place in self.places):
             self.kill()  # one that still imports, makes or resets environments does not hear a request
-        stop_all(self._everybody(), STOP)
+        self._launcher.stop(self._everybody(), STOP)
         self._listener.close()
         self.opened = self.failed = None  # they hold on to the crew, which holds on to us
 
@@ -152,8 +191,10 @@ class WorkerPool:
 
     @property
     def restarting(self) -> bool:
-        """Whether a place that is not up now may be later, or has losses to be counted."""
-        return bool(self._moving)
+        """Whether a place that is not up now may be later, or has losses to be counted. Waiting for room is no end."""
+        if not self._launcher.least:
+            return bool(self._moving)
+        return any(_placed(self.places[index]) for index in self._moving)
 
     def poll(self, timeout: float) -> list[int]:
         """Move every place on; returns the workers that are up and have said something, waiting so long for one."""
@@ -213,7 +254,7 @@ class WorkerPool:
             worker = None
         place.spare = worker is not None
         if worker is None:
-            worker = Worker.start(self._module, name, message, self._fds(), log)
+            worker = self._launcher.start(name, message, log)
         place.worker = worker
         self._by_channel[worker.channel] = place.index
         self._listener.add(worker.channel)
@@ -221,7 +262,7 @@ class WorkerPool:
 
     def _start_spare(self) -> Worker:
         message = self._message() | {"spare": True}
-        return Worker.start(self._module, "spare", message, self._fds(), self._logs / "spare.log")
+        return self._launcher.start("spare", message, self._logs / "spare.log")
 
     def _message(self) -> dict[str, Any]:
         return {"config": encode_config(self.config).decode(), "role": self._role}
@@ -247,6 +288,12 @@ class WorkerPool:
                 self._open(place)
 
     def _too_late(self, place: Place) -> None:
+        if not _placed(place):
+            if self._enough(sum(other.state is State.UP for other in self.places)):
+                self._enter(place, place.state, self.config.supervisor.start_deadline)  # it waits for room
+                return
+            seconds = time.monotonic() - place.began
+            raise Lost.by(EnvError(f"no node has had room for actor {place.index} in {seconds:.0f} s", "no_room"))
         if not place.spare:
             raise self.hung(place.index, time.monotonic() - place.began)
         assert place.worker is not None

@@ -1,6 +1,7 @@
-"""Actors in processes of their own: orders, slots of shared memory, deliveries, weights, snapshots.
+"""Actors in processes of their own: orders, slots, deliveries, weights, snapshots.
 
-Slot numbers travel, data does not: an actor is given a free slot, fills it with the newest weights, and says so. The
+An actor is given a free slot, fills it with the newest weights, and says so. On one machine a slot is shared memory
+(`buffers.py`): its number travels, data does not. On a cluster it is an object that travels once (`ray.py`). The
 processes and their life are in `pool.py`. Every wait has a deadline. What a worker was filling when it
 failed is counted as lost; what it had announced before is used.
 """
@@ -20,12 +21,10 @@ import torch
 from rookery.core.config import RunConfig
 from rookery.core.errors import EnvError
 from rookery.core.types import ActorReport, Delivery, EnvSpec, Failure, GradientReport
-from rookery.core.unroll import as_unroll, live_steps
 from rookery.crews.buffers import SharedBuffers
 from rookery.crews.crew import Setup, States
-from rookery.crews.pool import MODULE, State, WorkerPool
+from rookery.crews.pool import MODULE, Launcher, ProcessLauncher, State, WorkerPool
 from rookery.crews.states import pack_state, unpack_state
-from rookery.pipes.shm import Slots
 from rookery.processes.failure import Lost
 from rookery.processes.signals import Patience, Signals
 from rookery.processes.worker import Deadline
@@ -42,23 +41,25 @@ class ProcessCrew:
 
     def __init__(
         self, config: RunConfig, folder: Path, signals: Signals, role: str = "unrolls", module: str = MODULE,
-        first: int = 0,
+        first: int = 0, buffers: Any = None, launcher: Launcher | None = None,
     ):  # fmt: skip
-        """`first`: the number of its first actor in the whole run; there are others before it on other ranks."""
+        """`first`: the number of its first actor in the whole run; there are others before it on other ranks.
+
+        `buffers`, `launcher`: what it shares with its workers and how they are started, if not on this machine.
+        """
         self.config, self.signals, self.parallel = config, signals, config.actors
         self._limits, self._report_type = config.supervisor, REPORTS[role]
         self._hurried = self._limits.grace / 3  # seconds for a worker to answer once shutdown was requested
-        self._buffers = SharedBuffers()
+        self._buffers: SharedBuffers = buffers or SharedBuffers()
         self.pool = WorkerPool(
             config,
             role,
             folder / "logs",
             signals,
-            self._buffers.fds,
+            launcher or ProcessLauncher(module, self._buffers.fds),
             self._came_up,
             self._give_back,
             self._where,
-            module,
             first,
         )
         self.version: int | None = None
@@ -104,7 +105,7 @@ class ProcessCrew:
         assert self._setup is not None
         resumed = self._setup.states and self.pool.places[index].incarnation == 0
         state = pack_state(self._setup.states[index]) if resumed else None
-        return self._buffers.described | {"op": "memory", "sequence": self.sequences[index], "snapshot": state}
+        return self._buffers.describe(index) | {"op": "memory", "sequence": self.sequences[index], "snapshot": state}
 
     def _came_up(self, index: int) -> None:
         self.openings.extend([index] * self._room[index])
@@ -121,7 +122,7 @@ class ProcessCrew:
         return self._ordered > 0 or self.pool.restarting
 
     def publish(self, read: Callable[[], torch.Tensor], version: int) -> None:
-        self._buffers.board.publish(read().numpy(), version)
+        self._buffers.publish(read(), version)
         self.version = version
 
     def order(self, actor: int, progress: float) -> None:
@@ -130,11 +131,12 @@ class ProcessCrew:
             self._expect(actor)
         self._slots[actor].append(slot)
         self._ordered += 1
-        self.pool.tell(actor, {"op": "fill", "slot": slot, "progress": progress})
+        more = self._buffers.order(actor, slot)
+        self.pool.tell(actor, {"op": "fill", "slot": slot, "progress": progress} | more)
 
     def _idle(self, actor: int) -> bool:
         """Whether an actor has filled all it was given, as far as we know."""
-        return all(self._buffers.slots.stamp(slot).state == Slots.FULL for slot in self._slots[actor])
+        return all(map(self._buffers.full, self._slots[actor]))
 
     def _expect(self, actor: int) -> None:
         """An actor has something to do from now on: what was before says nothing about its health."""
@@ -174,11 +176,11 @@ class ProcessCrew:
 
     def _delivery(self, index: int, message: dict[str, Any]) -> Delivery:
         """The slot that a worker announces, if it holds what it should."""
-        slot, place, slots = self._slots[index][0], self.pool.places[index], self._buffers.slots
-        if not slots.valid(slot, index, place.incarnation, self.sequences[index]):
-            raise Lost.by(
-                EnvError(f"actor {index} announced a slot that is not whole: {slots.stamp(slot)}", "torn_slot")
-            )
+        slot, place = self._slots[index][0], self.pool.places[index]
+        try:
+            arrays = self._buffers.take(slot, index, place.incarnation, self.sequences[index], message)
+        except EnvError as error:
+            raise Lost.by(error) from error
         report = msgspec.convert(message["report"], self._report_type)
         self._slots[index].popleft()
         self._ordered -= 1
@@ -187,7 +189,7 @@ class ProcessCrew:
         place.restarts.worked()
         self.sequences[index] += 1
         release = partial(self._release, index, slot)
-        return Delivery(index, self.sequences[index] - 1, slots.arrays(slot), report, release)
+        return Delivery(index, self.sequences[index] - 1, arrays, report, release)
 
     def _release(self, index: int, slot: int) -> None:
         """Free a slot; its actor has room for another order, or its successor will have when it comes up."""
@@ -211,20 +213,16 @@ class ProcessCrew:
     # Failures
 
     def _give_back(self, index: int) -> int:
-        """Free the slots of a worker that has ended; returns the environment steps that are lost with them.
-
-        Where a slot takes finished items its rows are not in it: every row then counts as a step of each environment.
-        """
+        """Free the slots of a worker that has ended; returns the environment steps that are lost with them."""
         if self._setup is None:
             return 0
-        steps, slots = 0, self._buffers.slots
+        steps = 0
         waiting = sum(1 for actor in self.openings if actor == index)
         self.openings = deque(actor for actor in self.openings if actor != index)
         self._room[index] += waiting
         while self._slots[index]:
             slot = self._slots[index].popleft()
-            rows, arrays = slots.rows(slot), slots.arrays(slot)
-            steps += live_steps(as_unroll(arrays), rows) if "logp" in arrays else rows * self.config.envs_per_actor
+            steps += self._buffers.steps(slot, self.config.envs_per_actor)
             self._ordered -= 1
             self._release(index, slot)
         return steps
@@ -243,7 +241,7 @@ class ProcessCrew:
         if not slots:
             up = self.pool.places[index].state is State.UP
             return "" if up else f" while starting environment {self.config.env}"
-        row = self._buffers.slots.rows(slots[0])
+        row = self._buffers.rows(slots[0])
         return f" in environment {self.config.env}, unroll {self.sequences[index]}, row {row} of it"
 
     # Checkpoints

@@ -28,11 +28,12 @@ from rookery.core.seeding import seed_of
 from rookery.core.types import ActorReport, Arrays, Delivery, EnvSpec, Failure
 from rookery.core.unroll import as_unroll
 from rookery.crews.crew import Setup, States
-from rookery.crews.pool import State, WorkerPool
-from rookery.crews.ready_memory import Bell, LaneMemory, hush, memory_layout, ring, share
+from rookery.crews.pool import ProcessLauncher, State, WorkerPool
+from rookery.crews.ready_memory import LaneMemory, memory_layout, share
 from rookery.crews.ready_rollout import FLYING, Rollout
 from rookery.crews.ready_state import pack, unpack
 from rookery.crews.stopping import StepTimes
+from rookery.pipes.bell import Bell, hush, ring
 from rookery.pipes.shm import Segment
 from rookery.processes.failure import Lost
 from rookery.processes.signals import Patience, Signals
@@ -70,8 +71,8 @@ class ReadyCrew:
         self._results, self._bells = Bell(), [Bell() for _ in range(self.workers)]
         places = replace(config, actors=self.workers)
         self.pool = WorkerPool(
-            places, "ready", folder / "logs", signals, self._fds, self._came_up, self._ended, self._where, MODULE,
-            first * self.workers,
+            places, "ready", folder / "logs", signals, ProcessLauncher(MODULE, self._fds), self._came_up, self._ended,
+            self._where, first * self.workers,
         )  # fmt: skip
         self.pool.wake_on(self._results.reader)
         self._deadlines = [Deadline(config.supervisor.step_deadline) for _ in range(self.workers)]

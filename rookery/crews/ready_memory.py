@@ -7,8 +7,6 @@ with messages of a channel. It must not load torch: the workers are many, and sm
 
 from __future__ import annotations
 
-import contextlib
-import os
 from typing import Any
 
 import msgspec
@@ -76,29 +74,3 @@ def _column(segment: Segment, layout: Layout, name: str) -> np.ndarray:
     inner = np.empty(field.shape, kind).strides
     assert segment.buffer is not None
     return np.ndarray((layout.count, *field.shape), kind, segment.buffer, start + field.offset, (layout.stride, *inner))
-
-
-class Bell:
-    """A pipe that wakes its reader. Rung many times before it is heard, it is heard once."""
-
-    def __init__(self) -> None:
-        self.reader, self.writer = os.pipe()
-        for end in (self.reader, self.writer):
-            os.set_blocking(end, False)
-
-    def close(self) -> None:
-        for end in (self.reader, self.writer):
-            with contextlib.suppress(OSError):
-                os.close(end)
-
-
-def ring(fd: int) -> None:
-    with contextlib.suppress(BlockingIOError):  # full: it has been rung often enough
-        os.write(fd, b"\0")
-
-
-def hush(fd: int) -> None:
-    """What is rung from now on is heard by the next wait."""
-    with contextlib.suppress(BlockingIOError):
-        while len(os.read(fd, 4096)) == 4096:
-            pass

@@ -18,8 +18,9 @@ import numpy as np
 
 from rookery.core.config import AtariConfig, NetConfig
 from rookery.core.errors import CheckpointError
-from rookery.crews.ready_memory import LaneMemory, hush, ring, share
+from rookery.crews.ready_memory import LaneMemory, share
 from rookery.crews.ready_state import pack, unpack
+from rookery.pipes.bell import hush, ring
 from rookery.pipes.shm import Segment
 from rookery.processes.child import IDLE, assigned, serve
 from rookery.processes.faults import FaultPlan

@@ -97,21 +97,25 @@ def assigned(channel: Channel, start: dict[str, Any]) -> dict[str, Any]:
 
 def report_failure(channel: Channel, error: BaseException) -> NoReturn:
     """Tell the parent, write the traceback to the log, exit with code 1 whatever threads an environment has left."""
-    text = "".join(traceback.format_exception(error))
+    failure = failure_message(error)
     with contextlib.suppress(Exception):
         sys.stdout.flush()
-        sys.stderr.write(text)
+        sys.stderr.write(failure["traceback"])
         sys.stderr.flush()
-    failure = {
+    with contextlib.suppress(Exception):
+        channel.send(failure, timeout=5.0)
+    os._exit(1)
+
+
+def failure_message(error: BaseException) -> dict[str, Any]:
+    """What a worker says of the error that ends it."""
+    return {
         "op": "failed",
         "error": str(error) if isinstance(error, RookeryError) else f"{type(error).__name__}: {error}",
         "reason": str(getattr(error, "reason", "worker_error")),
         "exit_code": int(getattr(error, "exit_code", 1)),
-        "traceback": text,
+        "traceback": "".join(traceback.format_exception(error)),
     }
-    with contextlib.suppress(Exception):
-        channel.send(failure, timeout=5.0)
-    os._exit(1)
 
 
 def _die_with(parent: int) -> None:

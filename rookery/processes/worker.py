@@ -41,6 +41,8 @@ class Worker:
     has started itself is killed when its end is noticed: by its process group, and by its mark (see orphans.py).
     """
 
+    placed = True  # there is always room on this machine
+
     def __init__(self, name: str, process: subprocess.Popen, channel: Channel, log: WorkerLog | None):
         self.name = name
         self.channel = channel

@@ -11,7 +11,7 @@ import dataclasses
 
 from rookery.recipes import a2c
 
-A3C = {"topology": "async_grads", "actors": 2}
+A3C = {"topology": "async_grads", "gradients.by_workers": True, "actors": 2}
 ATARI = A3C | {
     "envs_per_actor": 1, "algo.optimizer": "rmsprop", "algo.lr": 7e-4, "algo.optimizer_eps": 4e-3,
     "algo.square_start": 0.04, "algo.max_grad_norm": 8.0,

@@ -9,7 +9,7 @@ import dataclasses
 
 from rookery.recipes import dqn
 
-GORILA = {"topology": "async_grads", "actors": 2, "algo.double": False}
+GORILA = {"topology": "async_grads", "gradients.by_workers": True, "actors": 2, "algo.double": False}
 ATARI = GORILA | {"envs_per_actor": 2, "algo.optimizer": "adagrad", "algo.lr": 1e-2, "algo.optimizer_eps": 1e-8}
 SMALL = GORILA | {"envs_per_actor": 4, "algo.replay.samples_per_insert": 16.0}
 

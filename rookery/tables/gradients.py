@@ -81,7 +81,8 @@ class GradientTable(Plain):
             if not (reason := self.refusal(version - report.version, report.loss)):
                 self._taken += 1
                 metrics = report.metrics | {"gradients_dropped": self._refused / (self._taken + self._refused)}
-                gradient = Gradient(torch.from_numpy(delivery.arrays["gradient"]), metrics)
+                vector = delivery.arrays["gradient"]  # a copy where it is read-only: it is clipped in place
+                gradient = Gradient(torch.from_numpy(vector if vector.flags.writeable else vector.copy()), metrics)
                 return Sample(gradient, np.array([report.version]), report.fresh, delivery)
             self._refused += 1
             self._losses.drop(report.fresh, reason)

@@ -28,14 +28,19 @@ from rookery.topologies.resume import restore_table
 
 def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job]) -> Job:
     with ProcessCrew(config, folder, signals, role="gradients") as crew:
-        job = open_job(crew.spec)
-        check(job)
-        table = GradientTable(config.actors, config.gradients, job.algorithm.plan().table.builds_items)
-        applier = Applier(job.learner)
-        restore_table(job, table)
-        job.threads.share(synchronous=config.actors == 1)
-        crew.open(loop.prepare(job, table, {"gradient": ((applier.size,), "float32")}, applier.floats))
-        return loop.run(job, crew, table, applier)
+        return train(crew, open_job)
+
+
+def train(crew: ProcessCrew, open_job: Callable[[EnvSpec], Job]) -> Job:
+    job = open_job(crew.spec)
+    check(job)
+    config = job.config
+    table = GradientTable(config.actors, config.gradients, job.algorithm.plan().table.builds_items)
+    applier = Applier(job.learner)
+    restore_table(job, table)
+    job.threads.share(synchronous=config.actors == 1)
+    crew.open(loop.prepare(job, table, {"gradient": ((applier.size,), "float32")}, applier.floats))
+    return loop.run(job, crew, table, applier)
 
 
 def check(job: Job) -> None:

@@ -22,9 +22,13 @@ from rookery.topologies.job import Job
 
 def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job]) -> Job:
     with ProcessCrew(config, folder, signals) as crew:  # starts the processes, and ends them
-        job = open_job(crew.spec)
-        learner, shapes = job.learner, job.shapes()
-        table = loop.table_of(job, shapes, alone=False)
-        job.threads.share(synchronous=table.rounds)
-        crew.open(loop.prepare(job, table, shapes, learner.published.size))
-        return loop.run(job, crew, table, learner)
+        return train(crew, open_job)
+
+
+def train(crew: ProcessCrew, open_job: Callable[[EnvSpec], Job]) -> Job:
+    job = open_job(crew.spec)
+    learner, shapes = job.learner, job.shapes()
+    table = loop.table_of(job, shapes, alone=False)
+    job.threads.share(synchronous=table.rounds)
+    crew.open(loop.prepare(job, table, shapes, learner.published.size))
+    return loop.run(job, crew, table, learner)

@@ -17,7 +17,7 @@ import rookery
 from rookery.core.errors import RookeryError
 from rookery.core.types import Delivery
 from rookery.crews import pool
-from rookery.crews.pool import WorkerPool
+from rookery.crews.pool import ProcessLauncher, WorkerPool
 from rookery.crews.process import ProcessCrew
 from rookery.processes import spare
 from rookery.processes.signals import Signals
@@ -108,8 +108,8 @@ def test_it_can_be_switched_off(tmp_path, monkeypatch, wanted):
     config = rookery.configure("ppo", "CartPole-v1", supervisor={"spare": wanted})
     with Signals() as signals:
         workers = WorkerPool(
-            config, "unrolls", tmp_path / "logs", signals, dict,
-            up=lambda index: None, ended=lambda index: 0, where=lambda index: "", module="no_such_module",
+            config, "unrolls", tmp_path / "logs", signals, ProcessLauncher("no_such_module", dict),
+            up=lambda index: None, ended=lambda index: 0, where=lambda index: "",
         )  # fmt: skip
         workers.spare.expect()
         workers.poll(0.0)

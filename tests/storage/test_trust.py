@@ -346,7 +346,7 @@ def test_only_workers_take_a_config_without_judgement():
     users = {str(p.relative_to(package)) for p in package.rglob("*.py") if "parents_config" in p.read_text()}
     assert users == {"algorithms/registry.py", "crews/actor_process.py", "run/ranks.py"}
     hosts = {str(p.relative_to(package)) for p in package.rglob("*.py") if "import ActorProcess" in p.read_text()}
-    assert hosts == {"crews/actor_main.py"}
+    assert hosts == {"crews/actor_main.py", "crews/ray.py"}
 
 
 @pytest.mark.parametrize("topology", ["serial", "local"])

@@ -1,0 +1,32 @@
+"""A pipe that wakes whoever waits for it, among other descriptors: in another process, or from another thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+
+class Bell:
+    """A pipe that wakes its reader. Rung many times before it is heard, it is heard once."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        for end in (self.reader, self.writer):
+            os.set_blocking(end, False)
+
+    def close(self) -> None:
+        for end in (self.reader, self.writer):
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+
+def ring(fd: int) -> None:
+    with contextlib.suppress(BlockingIOError):  # full: it has been rung often enough
+        os.write(fd, b"\0")
+
+
+def hush(fd: int) -> None:
+    """What is rung from now on is heard by the next wait."""
+    with contextlib.suppress(BlockingIOError):
+        while len(os.read(fd, 4096)) == 4096:
+            pass

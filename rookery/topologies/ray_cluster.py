@@ -1,0 +1,194 @@
+"""A Ray cluster: `local.py` or `async_grads.py` with the actors as Ray actors, on any number of nodes.
+
+The learner is in this process, on a node of the cluster. Without an address a cluster is started on this machine for
+this run: on the loopback interface, with a token that only this run knows, without a dashboard. It is removed at
+the end. Another cluster is joined only if it is named (`ray.address`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rookery.core.config import RunConfig
+from rookery.core.errors import UsageError
+from rookery.core.types import EnvSpec
+from rookery.crews.ray import check_versions, ray_crew
+from rookery.processes.signals import Signals
+from rookery.processes.threads import available_cores
+from rookery.topologies import async_grads, local
+from rookery.topologies.job import Job
+
+INSTALL = 'topology ray_cluster needs Ray, which is not installed: pip install "rookery[ray]"'
+ANSWER = 5.0  # seconds for a cluster to answer
+HEALTH = {"health_check_period_ms": 1000, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
+OURS = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}  # of a cluster that we start
+SLACK = 1e-6  # CPUs, for sums of fractions
+
+
+def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job]) -> Job:
+    gradients = config.gradients.by_workers
+    with joined(config), ray_crew(config, folder, signals, "gradients" if gradients else "unrolls") as crew:
+        check_versions(crew)
+        return async_grads.train(crew, open_job) if gradients else local.train(crew, open_job)
+
+
+@contextlib.contextmanager
+def joined(config: RunConfig) -> Iterator[Any]:
+    """The cluster of this run. One that this process has joined before, by itself, is used as it is."""
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(INSTALL) from error
+    if ray.is_initialized():
+        check_cpus(config)
+        yield ray
+        return
+    with _started(config) if not config.ray.address else _named(config.ray.address):
+        check_cpus(config)
+        yield ray
+
+
+@contextlib.contextmanager
+def _started(config: RunConfig) -> Iterator[None]:
+    """A cluster on this machine that ends with this run, also if it is killed."""
+    import ray
+    from ray._private import ray_constants
+
+    folder = tempfile.mkdtemp(prefix="rookery-ray-")
+    before = {name: os.environ.get(name) for name in (*OURS, "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS")}
+    os.environ.update(OURS | {"RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    os.environ.pop("RAY_ADDRESS", None)
+    os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
+    _read_environment()
+    several = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False  # as on macOS: every server listens on the loopback interface only
+    cpus = max(available_cores(), -(-config.actors * config.ray.cpus_per_actor // 1))
+    store: dict[str, Any] = {"object_store_memory": int(config.ray.store_gib * 2**30)} if config.ray.store_gib else {}
+    try:
+        with _quietly(), _no_proxy():
+            ray.init(
+                address="local", num_cpus=int(cpus), include_dashboard=False, _node_ip_address="127.0.0.1",
+                _temp_dir=folder, _system_config=HEALTH, log_to_driver=False, logging_level=logging.ERROR, **store,
+            )  # fmt: skip
+        if (address := ray.util.get_node_ip_address()) != "127.0.0.1":
+            raise UsageError(f"this version of Ray listens on {address}, and not on the loopback interface only")
+        yield
+    finally:
+        ray.shutdown()
+        ray_constants.ENABLE_RAY_CLUSTER = several
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _read_environment()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_environment() -> None:
+    """Ray has read its variables when it was imported, and keeps a token that it has read."""
+    from ray import _raylet
+
+    raylet: Any = _raylet  # compiled: it has no types
+
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextlib.contextmanager
+def _named(address: str) -> Iterator[None]:
+    """The cluster at an address; it stays when we leave."""
+    import ray
+
+    if address != "auto":
+        _check_reachable(address)
+    try:
+        with _quietly():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray has no class of its own for most of these
+        raise UsageError(f"cannot join the Ray cluster at {address}: {_told(error)}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """UsageError unless something listens there; Ray itself would try for a minute."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if address.startswith("ray://"):
+        raise UsageError(
+            f"{address} is an address of Ray Client, which copies every array twice: run the command on a node of the "
+            "cluster, with --ray-address auto"
+        )
+    if not colon or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"ray.address is {address!r}: give host:port, such as 10.0.0.1:6379, or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+    except OSError as error:
+        raise UsageError(
+            f"no Ray cluster at {address}: tried to connect for {ANSWER:g} s ({error.strerror or error}). Is it "
+            "running (`ray status`), and may this machine reach it?"
+        ) from error
+
+
+def _told(error: Exception) -> str:
+    """The first lines of Ray's error, or what versions there are if they differ."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:4]) or type(error).__name__
+
+
+def check_cpus(config: RunConfig) -> None:
+    """UsageError if the cluster will never have room for as many actors as are needed."""
+    import ray
+
+    have = ray.cluster_resources().get("CPU", 0.0)
+    each, least = config.ray.cpus_per_actor, config.ray.least or config.actors
+    if least * each <= have + SLACK:
+        return
+    fit = int((have + SLACK) // each)
+    raise UsageError(
+        f"{config.actors} actors need {config.actors * each:g} CPUs, and the cluster has {have:g}: use --actors {fit}, "
+        f"or fewer CPUs for each (--ray.cpus-per-actor), or start with {fit} until there are more (--ray.least {fit})"
+    )
+
+
+@contextlib.contextmanager
+def _no_proxy() -> Iterator[None]:
+    """A proxy of the environment is not for the loopback interface."""
+    names = ("no_proxy", "NO_PROXY")
+    before = {name: os.environ.get(name) for name in names}
+    for name in names:
+        os.environ[name] = ",".join(filter(None, (before[name], "127.0.0.1", "localhost")))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Ray prints the end of every worker to the terminal; the journal says it, and the panel is there."""
+    from ray._private import worker
+
+    worker.print_worker_logs = lambda *args, **more: None
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
