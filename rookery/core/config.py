@@ -74,6 +74,7 @@ class ReplayConfig:
     loaders: Whole = 1  # threads that draw them; 0: the learner draws its batches itself
     compress: bool = False  # keep frames compressed: less memory, slower draws
     save: bool = True  # the memory is part of checkpoints
+    shards: Count = 1  # parts of the memory, each with its own actors (topology ray_cluster)
 
 
 @dataclass(frozen=True)

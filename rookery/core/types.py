@@ -183,7 +183,7 @@ class Replay:
     @property
     def in_turns(self) -> bool:
         """Whether actors and learner take turns, in a ratio kept exactly."""
-        return self.memory.samples_per_insert > 0 and self.memory.slack == 0
+        return self.memory.samples_per_insert > 0 and self.memory.slack == 0 and self.memory.shards == 1
 
 
 @dataclass(frozen=True)
@@ -286,6 +286,7 @@ class Delivery:
     arrays: dict[str, np.ndarray]
     report: ActorReport
     release: Callable[[], None]  # gives the memory back; call it once, the arrays are not read after that
+    reference: Any = None  # where all arrays are, if only the few that a table decides by are here (a cluster)
 
 
 @dataclass(frozen=True)

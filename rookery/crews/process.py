@@ -189,7 +189,7 @@ class ProcessCrew:
         place.restarts.worked()
         self.sequences[index] += 1
         release = partial(self._release, index, slot)
-        return Delivery(index, self.sequences[index] - 1, arrays, report, release)
+        return Delivery(index, self.sequences[index] - 1, arrays, report, release, message.get("reference"))
 
     def _release(self, index: int, slot: int) -> None:
         """Free a slot; its actor has room for another order, or its successor will have when it comes up."""

@@ -52,19 +52,30 @@ class Outbox:
         self.messages.append(message)
 
 
-class Host:
-    """The Ray actor. Orders are carried out by one thread, in their order; heartbeats are answered by others."""
+class Resident:
+    """What every Ray actor of ours has: it says where it is, and one call of it lasts as long as itself."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
-        self._outbox = Outbox()
-        self._buffers = RemoteBuffers()
-        self._actor: Any = None
 
     def about(self) -> dict[str, Any]:
         import ray
 
-        return {"node": ray.util.get_node_ip_address(), "pid": os.getpid(), "versions": versions()}
+        node = ray.get_runtime_context().get_node_id()
+        return {"node": ray.util.get_node_ip_address(), "id": node, "pid": os.getpid(), "versions": versions()}
+
+    def life(self) -> None:
+        self._ended.wait()
+
+
+class Host(Resident):
+    """The Ray actor of an actor. Orders are carried out by one thread, in their order; others answer heartbeats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outbox = Outbox()
+        self._buffers = RemoteBuffers()
+        self._actor: Any = None
 
     def hear(self, message: dict[str, Any], weights: Any = None) -> list[dict[str, Any]]:
         """Carry out one message, and answer with those of the worker."""
@@ -102,8 +113,9 @@ class Host:
             file.seek(0)
             return file.read()
 
-    def life(self) -> None:
-        self._ended.wait()
+
+def own_paths() -> list[str]:
+    return [path or os.getcwd() for path in sys.path]
 
 
 def add_paths(paths: list[str]) -> None:
@@ -156,6 +168,9 @@ class RayWorker:
                 self.kill()
         return False
 
+    def stop(self, timeout: float) -> None:
+        stop_all([self], timeout)
+
     def kill(self) -> None:
         import ray
 
@@ -172,27 +187,36 @@ class RayLauncher:
         self._channels, self._cpus, self.least = channels, cpus, least
 
     def start(self, name: str, message: dict[str, Any], log: Path) -> Any:
-        import ray
-
-        options = {"num_cpus": self._cpus, "max_restarts": 0, "max_task_retries": 0, "concurrency_groups": GROUPS}
-        remote: Any = ray.remote(**options)  # type: ignore[call-overload]
-        actor = remote(Host).options(scheduling_strategy="SPREAD").remote()
-        channel = RayChannel(actor)
+        channel = RayChannel(remote_actor(Host, self._cpus, "SPREAD", GROUPS))
         self._channels[message["index"]] = channel
-        channel.send({"op": "start", "message": message, "sys_path": [p or os.getcwd() for p in sys.path]}, 0.0)
+        channel.send({"op": "start", "message": message, "sys_path": own_paths()}, 0.0)
         return RayWorker(name, channel)
 
     def stop(self, workers: Sequence[Any], timeout: float) -> None:
-        until = time.monotonic() + timeout
-        for worker in workers:
-            with contextlib.suppress(ConnectionError):
-                worker.channel.send({"op": "stop"}, 0.0)
-        _await(workers, until)
-        for worker in workers:
-            worker.kill()
-        _await(workers, time.monotonic() + KILL_WAIT)
-        for worker in workers:
-            worker.channel.close()
+        stop_all(workers, timeout)
+
+
+def remote_actor(kind: type, cpus: float, where: Any, groups: dict[str, int]) -> Any:
+    """A Ray actor of this class. `where`: how Ray chooses its node. It is not restarted by Ray."""
+    import ray
+
+    options = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "concurrency_groups": groups}
+    remote: Any = ray.remote(**options)  # type: ignore[call-overload]
+    return remote(kind).options(scheduling_strategy=where).remote()
+
+
+def stop_all(workers: Sequence[Any], timeout: float) -> None:
+    """End them: asked first, killed after `timeout` seconds."""
+    until = time.monotonic() + timeout
+    for worker in workers:
+        with contextlib.suppress(ConnectionError):
+            worker.channel.send({"op": "stop"}, 0.0)
+    _await(workers, until)
+    for worker in workers:
+        worker.kill()
+    _await(workers, time.monotonic() + KILL_WAIT)
+    for worker in workers:
+        worker.channel.close()
 
 
 def _await(workers: Sequence[RayWorker], until: float) -> None:

@@ -83,17 +83,17 @@ def place_of(environ: Mapping[str, str] = os.environ) -> Place | None:
     )  # fmt: skip
 
 
-def open_store(size: int) -> dist.TCPStore:
-    """A store for ranks on this machine, kept by the calling process."""
+def open_store(size: int, address: str = LOOPBACK) -> dist.TCPStore:
+    """A store for the ranks, kept by the calling process; it listens on this address of the machine only."""
     # The port is the system's choice. A store listens on every interface unless it is given a socket of our own.
     import socket
 
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind((LOOPBACK, 0))
+    listener.bind((address, 0))
     listener.listen(size + 8)
     port = listener.getsockname()[1]
     return dist.TCPStore(
-        LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
     )
 
 

@@ -25,6 +25,7 @@ from rookery.pipes.channel import ChannelClosed
 
 BEAT = 1.0  # seconds between two questions whether an actor is alive
 SMALL = 100_000  # bytes up to which Ray sends an object with the message, and not through its store
+BRIEF = ("version", "lane", "live", "count", "steps")  # arrays that a table decides by, where the others stay away
 WORK, WATCH, LIFE = "work", "watch", "life"  # groups of threads in an actor: orders; heartbeats; a call that never ends
 GROUPS = {WORK: 1, WATCH: 2, LIFE: 1}
 
@@ -287,14 +288,15 @@ class RemoteBuffers:
         self.row = row
 
     def finish(self, slot: int) -> dict[str, Any]:
-        arrays: Any = self._arrays
-        size = sum(array.nbytes for array in self._arrays.values())
+        arrays, more = self._arrays, dict[str, Any]()
+        size = sum(array.nbytes for array in arrays.values())
         if self._by_reference:
             import ray
 
-            arrays = ray.put(arrays)
+            more = {"reference": ray.put(arrays)}
+            arrays = {path: array for path, array in arrays.items() if path in BRIEF}
         self._arrays, self.slot, self.row = {}, -1, 0
-        return self._stamp | {"arrays": arrays, "bytes": size}
+        return self._stamp | {"arrays": arrays, "bytes": size} | more
 
     def beat(self) -> None:
         self.beats += 1

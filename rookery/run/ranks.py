@@ -1,8 +1,9 @@
 """A run of several ranks: who starts them, who watches them, and what one of them does.
 
-`--ranks N` starts N processes here (`supervise`). They meet at a store on the loopback interface that this process
-keeps. It is no rank itself: any of them may die, and the group is started again from the last checkpoint. With torchrun
-(`as_rank`) the processes are started, watched and restarted by torchrun.
+`--ranks N` starts N processes here, or on the nodes of a Ray cluster (`supervise`). They meet at a store that this
+process keeps; on one machine it listens on the loopback interface. This process is no rank itself: any of them may die,
+and the group is started again from the last checkpoint. With torchrun (`as_rank`) the processes are started, watched and
+restarted by torchrun.
 
 One run folder: rank 0 writes it, and the others read it, so it must be on a file system that all of them see.
 """
@@ -11,11 +12,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -47,14 +48,14 @@ ERRORS = {kind.exit_code: kind for kind in (Usage, EnvError, LearnerError, Numer
 
 def supervise(
     config: RunConfig, folder: Path, saved: Checkpoint | None, notes: list[str], signals: Signals,
-    tell: Callable[[str], None],
+    tell: Callable[[str], None], launcher: RankLauncher,
 ) -> int:  # fmt: skip
     """Start the ranks and wait for their end; a group that has lost a rank is started again. The exit code."""
     limits = config.supervisor
     restarts, attempt, step = Restarts(limits.restarts, limits.window), 0, None if saved is None else saved.env_steps
     while True:
         try:
-            with Ranks(config, folder, step, attempt, notes, signals) as ranks:
+            with Ranks(config, folder, step, attempt, notes, signals, launcher) as ranks:
                 return ranks.wait()
         except RankLost as error:
             if signals.requested is not None:  # it can be resumed from its last checkpoint
@@ -79,32 +80,64 @@ def newest_step(folder: Path) -> int | None:
     return checkpoint.newest(place)[0].env_steps if checkpoint.all_steps(place) else None
 
 
+class RankLauncher(Protocol):
+    """How the processes of the ranks are started and ended."""
+
+    address: str  # of this machine, for the others
+
+    def start(self, module: str, messages: Sequence[dict[str, Any]], logs: Path) -> list[Any]: ...
+    def stop(self, workers: Sequence[Any], timeout: float) -> None: ...
+
+
+class LocalRanks:
+    """On this machine."""
+
+    address = LOOPBACK
+
+    def start(self, module: str, messages: Sequence[dict[str, Any]], logs: Path) -> list[Any]:
+        workers: list[Any] = []
+        try:
+            for rank, message in enumerate(messages):
+                message, log = message | {"here": len(messages), "local": rank}, logs / f"rank-{rank}.log"
+                workers.append(Worker.start(module, f"rank {rank}", message, {}, log if rank else None))
+        except BaseException:
+            for worker in workers:
+                worker.kill()
+            self.stop(workers, STOP)
+            raise
+        return workers
+
+    def stop(self, workers: Sequence[Any], timeout: float) -> None:
+        stop_all(workers, timeout)
+
+
 class Ranks:
     """The processes of one attempt, and the store that they meet at. Context manager: none of them outlives it."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, step: int | None, attempt: int, notes: list[str], signals: Signals
-    ):
-        self._config, self._folder, self._signals = config, folder, signals
+        self, config: RunConfig, folder: Path, step: int | None, attempt: int, notes: list[str], signals: Signals,
+        launcher: RankLauncher,
+    ):  # fmt: skip
+        self._config, self._folder, self._signals, self._launcher = config, folder, signals, launcher
         self._start = {
             "config": encode_config(config), "folder": str(folder), "step": step, "attempt": attempt, "notes": notes,
         }  # fmt: skip
-        self._workers: list[Worker] = []
+        self._workers: list[Any] = []
         self._told = False  # that shutdown was requested
         self._failures: dict[int, RookeryError] = {}
         self._done: dict[int, int] = {}  # exit codes
 
     def __enter__(self) -> Ranks:
         size = self._config.ranks
-        self._store = open_store(size)
+        self._store = open_store(size, self._launcher.address)
         self._listener = Listener(self._signals.fileno())
         self._signals.kill = self.kill
+        meet = {"size": size, "address": self._launcher.address, "port": self._store.port}
+        messages = [self._start | meet | {"rank": rank} for rank in range(size)]
         try:
-            for rank in range(size):
-                log = None if rank == 0 else self._folder / "logs" / f"rank-{rank}.log"
-                message = self._start | {"rank": rank, "size": size, "port": self._store.port}
-                self._workers.append(Worker.start(MODULE, f"rank {rank}", message, {}, log))
-                self._listener.add(self._workers[-1].channel)
+            self._workers = self._launcher.start(MODULE, messages, self._folder / "logs")
+            for worker in self._workers:
+                self._listener.add(worker.channel)
         except BaseException as error:
             self.__exit__(type(error))
             raise
@@ -113,7 +146,7 @@ class Ranks:
     def __exit__(self, *error: object) -> None:
         if error[0] is not None:
             self.kill()
-        stop_all(self._workers, STOP)
+        self._launcher.stop(self._workers, STOP)
         self._listener.close()
         del self._store
 
@@ -144,7 +177,7 @@ class Ranks:
         causes = (error for error in self._failures.values() if not isinstance(error, RankLost) or not error.secondary)
         return next(causes, None)
 
-    def _hear(self, rank: int, worker: Worker) -> None:
+    def _hear(self, rank: int, worker: Any) -> None:
         if rank in self._done or rank in self._failures:
             return
         try:
@@ -158,13 +191,14 @@ class Ranks:
                     self._listener.remove(worker.channel)
                     self._failures[rank] = self._error(rank, message)
                     return
+                if message["op"] == "lost":  # as the node that it was on says
+                    self._listener.remove(worker.channel)
+                    self._failures[rank] = _lost(rank, message["how"], message["log"])
+                    return
         except (ChannelClosed, ChannelTimeout):
             self._listener.remove(worker.channel)
             worker.stop(STOP)
-            lost = RankLost(f"rank {rank} {worker.describe_exit()}")
-            if tail := worker.log_tail(20):
-                lost.add_note(tail)
-            self._failures[rank] = lost
+            self._failures[rank] = _lost(rank, worker.describe_exit(), worker.log_tail(20))
 
     def _forward(self) -> None:
         """A request to shut down goes to all ranks: they agree on the update after which they stop."""
@@ -196,17 +230,24 @@ class Ranks:
         return error
 
 
+def _lost(rank: int, how: str, log: str) -> RankLost:
+    lost = RankLost(f"rank {rank} {how}")
+    if log:
+        lost.add_note(log)
+    return lost
+
+
 # The process of a rank
 
 
 def serve_rank(channel: Any, start: dict[str, Any]) -> None:
-    """Train as one rank of a group on this machine, and tell the parent how it ended."""
+    """Train as one rank of a group, and tell the parent how it ended."""
     from rookery.metrics.output import standard_streams
     from rookery.run import run
 
     config = parents_config(start["config"])
     place = Place(
-        start["rank"], start["size"], LOOPBACK, start["port"], here=start["size"], local=start["rank"],
+        start["rank"], start["size"], start["address"], start["port"], here=start["here"], local=start["local"],
         attempt=start["attempt"], kept=True,
     )  # fmt: skip
     folder = Path(start["folder"])

@@ -15,7 +15,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -42,7 +42,7 @@ from rookery.processes.threads import Threads, available_cores
 from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
 from rookery.roles.learner import Learner
-from rookery.run.ranks import as_rank, supervise
+from rookery.run.ranks import LocalRanks, RankLauncher, as_rank, supervise
 from rookery.storage import checkpoint
 from rookery.storage import folder as folders
 from rookery.storage.claim import claimed
@@ -176,8 +176,10 @@ def check(config: RunConfig) -> RunConfig:
     config = within(config, kind=generic[type(config.algo)])
     if why := absurd(config):
         raise UsageError(why)
-    if config.ranks > 1 and config.topology != "allreduce":
-        raise UsageError(f"{config.ranks} ranks need topology allreduce, and this run has {config.topology}")
+    if config.ranks > 1 and config.topology not in ("allreduce", "ray_cluster"):
+        raise UsageError(
+            f"{config.ranks} ranks need topology allreduce or ray_cluster, and this run has {config.topology}"
+        )
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("there is no CUDA device here (or this build of torch has no CUDA); use --device cpu")
     return config
@@ -192,8 +194,18 @@ def _carry_out(
         return execute(config, folder, saved, notes, signals, tell)
     for note in _rank_notes(config):
         tell(note)
-    code = supervise(config, folder, saved, notes, signals, tell)
+    with _ranks(config) as (for_ranks, launcher):
+        code = supervise(for_ranks, folder, saved, notes, signals, tell, launcher)
     return Run(folder, config, json.loads((folder / "summary.json").read_text()), code)
+
+
+def _ranks(config: RunConfig) -> AbstractContextManager[tuple[RunConfig, RankLauncher]]:
+    """The config for the ranks, and what starts them."""
+    if config.topology == "ray_cluster":
+        from rookery.topologies import ray_cluster
+
+        return ray_cluster.ranks(config)
+    return nullcontext((config, LocalRanks()))
 
 
 def _rank_notes(config: RunConfig) -> list[str]:

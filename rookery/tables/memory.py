@@ -13,14 +13,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from rookery.core import tree
 from rookery.core.errors import CheckpointError, NumericError, UsageError
 from rookery.core.seeding import seed_of
-from rookery.core.types import EnvSpec, Replay, Sequences, Shapes, Transitions
+from rookery.core.types import Arrays, EnvSpec, Replay, Sequences, Shapes, Transitions
 from rookery.tables import verify
-from rookery.tables.drawn import Drawn, Keys, Picked
+from rookery.tables.drawn import Drawn, Keys, Picked, as_batch, importance_weights
 from rookery.tables.frames import fill, image_leaves
 from rookery.tables.limiter import Limiter
 from rookery.tables.ring import BeforeWrite, Packed, Rows
@@ -45,8 +44,8 @@ class ReplayMemory:
         self.remover = Proportional(slots, memory.remove_alpha) if memory.remover == "inverse" else None
         self.limiter = Limiter(memory.min_size, memory.batch, memory.samples_per_insert, memory.slack)
         self._rng = np.random.Generator(np.random.PCG64(seed_of(seed, "replay")))
-        self._kind = Sequences if plan.sequence else Transitions
-        self._columns = [(path, *path.partition("/")[::2]) for path in shapes if path in self.store.columns]
+        self._sequences = plan.sequence > 0
+        self._paths = [path for path in shapes if path in self.store.columns]
         self._priority = np.zeros(slots, np.float32)  # raw, as written; 0 where no item is
         self._waiting = np.zeros(slots, np.int32)  # environment steps of an item that was not drawn yet
         self._largest = 1.0  # largest raw priority so far
@@ -73,12 +72,12 @@ class ReplayMemory:
         return self._size
 
     def can_insert(self) -> bool:
-        return self.limiter.can_insert(self._filling())
+        return self.limiter.can_insert(self.filling())
 
     def can_sample(self) -> bool:
-        return self.limiter.can_sample(self._filling())
+        return self.limiter.can_sample(self.filling())
 
-    def _filling(self) -> int:
+    def filling(self) -> int:
         """The size that the limiter waits for: once an item had to go, the memory is as full as it gets.
 
         Short episodes may use the frames up before the slots, and a `min_size` near the capacity is never reached then.
@@ -98,6 +97,15 @@ class ReplayMemory:
             np.minimum(column, version, out=column)
 
     # In
+
+    @property
+    def largest(self) -> float:
+        """The largest raw priority so far."""
+        return self._largest
+
+    def raise_largest(self, priority: float) -> None:
+        """New items of the largest priority so far have this one at least: another part of the memory has seen it."""
+        self._largest = max(self._largest, priority)
 
     def insert(self, parcel: dict[str, np.ndarray], actor: int) -> None:
         """Copy the items of a parcel in; it may be used again at once."""
@@ -203,9 +211,9 @@ class ReplayMemory:
         picked = self.pick(progress)
         return Drawn(self.copy(picked), picked.keys, picked.fresh)
 
-    def pick(self, progress: float) -> Picked:
-        """Draw the next batch without copying it: cheap, and all that the table's own numbers are needed for."""
-        slots, probability = self.sampler.draw(self.memory.batch, self._rng)
+    def pick(self, progress: float, count: int | None = None) -> Picked:
+        """Draw a batch (or `count` items) without copying it: cheap, and all that the table's own numbers are for."""
+        slots, probability = self.sampler.draw(self.memory.batch if count is None else count, self._rng)
         steps = self._take_fresh(slots)
         keys = Keys(slots, self.store.ids.take(slots))
         self._last = keys.id, self.store.next_id
@@ -224,15 +232,12 @@ class ReplayMemory:
 
     def copy(self, picked: Picked) -> Transitions | Sequences:
         """The items as a batch of tensors. If others write meanwhile, ask `lacks` afterwards."""
-        columns = self.store.read(picked.keys.slot)
-        fields: dict[str, Any] = {"state": {}} if self._kind is Sequences else {}
-        for path, top, below in self._columns:
-            tensor = torch.from_numpy(columns[path])
-            if below:
-                _put(fields.setdefault(top, {}), below, tensor)
-            else:
-                fields[top] = tensor
-        return self._kind(**fields, weight=torch.from_numpy(picked.weight))
+        return as_batch(self.read(picked.keys), picked.weight, self._sequences)
+
+    def read(self, keys: Keys) -> Arrays:
+        """Copies of the columns of these items, by path."""
+        columns = self.store.read(keys.slot)
+        return {path: columns[path] for path in self._paths}
 
     def lacks(self, keys: Keys) -> np.ndarray:
         """[N] which of these items have left the memory."""
@@ -252,18 +257,7 @@ class ReplayMemory:
         return steps
 
     def _weights(self, probability: np.ndarray, progress: float) -> np.ndarray:
-        """(N P)^-beta, over the largest there is: `batch` in this batch, `memory` in the whole memory, `raw` over 1."""
-        memory = self.memory
-        if memory.sampler == "uniform":
-            return np.ones(len(probability), np.float32)
-        if memory.weights == "batch":
-            unit = probability.min()
-        else:
-            unit = self.sampler.lowest() if memory.weights == "memory" else 1 / self._size
-        end = memory.beta if memory.beta_end is None else memory.beta_end
-        beta = memory.beta + (end - memory.beta) * min(max(progress, 0.0), 1.0)
-        ratio = (probability / unit).astype(np.float32)
-        return np.exp(np.log(ratio) * np.float32(-beta))  # as a power, but vector code
+        return importance_weights(self.memory, probability, progress, self._size, self.sampler.lowest)
 
     def update(self, keys: Keys, priorities: np.ndarray) -> None:
         """New raw priorities for drawn items. Those that have gone are ignored; of one drawn twice, the last counts."""
@@ -399,10 +393,3 @@ def _largest(priorities: np.ndarray) -> float:
     if not (least >= 0 and largest < np.inf):
         raise ValueError(f"priorities are {least}..{largest}; they must be finite and not negative")
     return largest
-
-
-def _put(node: dict[str, Any], path: str, leaf: torch.Tensor) -> None:
-    *parents, name = path.split("/")
-    for parent in parents:
-        node = node.setdefault(parent, {})
-    node[name] = leaf

@@ -41,6 +41,10 @@ class Sampler(Protocol):
     def lowest(self) -> float:
         """The smallest P(i) of all items that can be drawn."""
 
+    @property
+    def mass(self) -> float:
+        """What the P(i) are shares of."""
+
     def __len__(self) -> int: ...
 
     def vectors(self) -> dict[str, np.ndarray]:
@@ -98,6 +102,10 @@ class Uniform:
         _some(self)
         return 1 / self._size
 
+    @property
+    def mass(self) -> float:
+        return float(self._size)
+
     def vectors(self) -> dict[str, np.ndarray]:
         return {"item": self._item[: self._size]}
 
@@ -145,6 +153,10 @@ class Proportional:
     def lowest(self) -> float:
         smallest = self._tree.smallest()
         return smallest / self._tree.total if smallest < math.inf else 1 / _some(self)
+
+    @property
+    def mass(self) -> float:
+        return self._tree.total
 
     def vectors(self) -> dict[str, np.ndarray]:
         return {"leaf": self._tree.leaves}
@@ -213,6 +225,10 @@ class Rank:
 
     def lowest(self) -> float:
         return float(self._tree.leaves[_some(self) - 1] / self._tree.total)
+
+    @property
+    def mass(self) -> float:
+        return self._tree.total
 
     def vectors(self) -> dict[str, np.ndarray]:
         return {"key": self._order.key}

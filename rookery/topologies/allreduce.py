@@ -32,36 +32,43 @@ from rookery.topologies.preempt import Preemption
 def run(
     config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job], group: Reduce = ALONE
 ) -> Job:
+    with crew_of(config, folder, signals, group) as crew:
+        return train(config, crew, open_job, group)
+
+
+def crew_of(
+    config: RunConfig, folder: Path, signals: Signals, group: Reduce, workers: Callable[..., Any] = ProcessCrew
+) -> Any:
+    """Who acts in this rank. `workers`: the crew of actors that are not in this process."""
     first = group.rank * config.actors
-    with _crew(config, folder, signals, first) as crew:
-        check_same(group, "environment", msgspec.to_builtins(crew.spec))
-        job = open_job(crew.spec)
-        learner, shapes, inline = job.learner, job.shapes(), config.group.crew == "inline"
-        table = loop.table_of(job, shapes, alone=inline)
-        preemption = None
-        if config.group.preempt < 1 and (job.algorithm.plan().table.builds_items or not table.rounds):
-            raise UsageError(
-                f"recipe {config.recipe} does not wait for whole rollouts, so there are no stragglers to preempt: set "
-                "group.preempt to 1"
-            )
-        if config.group.preempt < 1 and isinstance(group, Collective):
-            preemption = Preemption(group, config.group.preempt)
-            crew.cut = preemption.due
-        setup = loop.prepare(job, table, shapes, learner.published.size)
-        if isinstance(crew, InlineCrew):
-            crew.open(setup, learner, job.threads, table.rounds)
-        else:
-            job.threads.share(synchronous=table.rounds)
-            crew.open(setup)
-        return loop.run(job, crew, table, learner, preemption)
-
-
-def _crew(config: RunConfig, folder: Path, signals: Signals, first: int) -> Any:
     if config.group.crew == "inline":
         return InlineCrew(config, signals, first)
     if config.group.crew == "ready":
         return ReadyCrew(config, folder, signals, first)
-    return ProcessCrew(config, folder, signals, first=first)
+    return workers(config, folder, signals, first=first)
+
+
+def train(config: RunConfig, crew: Any, open_job: Callable[[EnvSpec], Job], group: Reduce) -> Job:
+    check_same(group, "environment", msgspec.to_builtins(crew.spec))
+    job = open_job(crew.spec)
+    learner, shapes, inline = job.learner, job.shapes(), config.group.crew == "inline"
+    table = loop.table_of(job, shapes, alone=inline)
+    preemption = None
+    if config.group.preempt < 1 and (job.algorithm.plan().table.builds_items or not table.rounds):
+        raise UsageError(
+            f"recipe {config.recipe} does not wait for whole rollouts, so there are no stragglers to preempt: set "
+            "group.preempt to 1"
+        )
+    if config.group.preempt < 1 and isinstance(group, Collective):
+        preemption = Preemption(group, config.group.preempt)
+        crew.cut = preemption.due
+    setup = loop.prepare(job, table, shapes, learner.published.size)
+    if isinstance(crew, InlineCrew):
+        crew.open(setup, learner, job.threads, table.rounds)
+    else:
+        job.threads.share(synchronous=table.rounds)
+        crew.open(setup)
+    return loop.run(job, crew, table, learner, preemption)
 
 
 def check_same(group: Reduce, what: str, own: dict[str, Any]) -> None:

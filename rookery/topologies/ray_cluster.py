@@ -15,16 +15,19 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rookery.core.config import RunConfig
 from rookery.core.errors import UsageError
+from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import EnvSpec
 from rookery.crews.ray import check_versions, ray_crew
+from rookery.crews.ray_rank import RayRanks
 from rookery.processes.signals import Signals
 from rookery.processes.threads import available_cores
-from rookery.topologies import async_grads, local
+from rookery.topologies import allreduce, async_grads, local
 from rookery.topologies.job import Job
 
 INSTALL = 'topology ray_cluster needs Ray, which is not installed: pip install "rookery[ray]"'
@@ -34,11 +37,36 @@ OURS = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOG
 SLACK = 1e-6  # CPUs, for sums of fractions
 
 
-def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job]) -> Job:
+def run(
+    config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job], group: Reduce = ALONE
+) -> Job:
+    if group.size > 1:
+        return _run_rank(config, folder, signals, open_job, group)
     gradients = config.gradients.by_workers
     with joined(config), ray_crew(config, folder, signals, "gradients" if gradients else "unrolls") as crew:
         check_versions(crew)
         return async_grads.train(crew, open_job) if gradients else local.train(crew, open_job)
+
+
+def _run_rank(
+    config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job], group: Reduce
+) -> Job:
+    """One of several learners. Its actors are Ray actors too, unless it acts itself (`group.crew`)."""
+    remote = config.group.crew == "processes"
+    with joined(config) if remote else contextlib.nullcontext():
+        with allreduce.crew_of(config, folder, signals, group, ray_crew) as crew:
+            if remote:
+                check_versions(crew)
+            return allreduce.train(config, crew, open_job, group)
+
+
+@contextlib.contextmanager
+def ranks(config: RunConfig) -> Iterator[tuple[RunConfig, RayRanks]]:
+    """What starts the ranks on the cluster, and the config for them: they join the same one."""
+    with joined(config) as ray:
+        address = ray.get_runtime_context().gcs_address
+        launcher = RayRanks(config.ray.cpus_per_actor, config.supervisor.start_deadline)
+        yield replace(config, ray=replace(config.ray, address=address)), launcher
 
 
 @contextlib.contextmanager
@@ -71,7 +99,8 @@ def _started(config: RunConfig) -> Iterator[None]:
     _read_environment()
     several = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False  # as on macOS: every server listens on the loopback interface only
-    cpus = max(available_cores(), -(-config.actors * config.ray.cpus_per_actor // 1))
+    places = config.actors if config.ranks == 1 else config.ranks * (config.actors + 1)
+    cpus = max(available_cores(), -(-places * config.ray.cpus_per_actor // 1))
     store: dict[str, Any] = {"object_store_memory": int(config.ray.store_gib * 2**30)} if config.ray.store_gib else {}
     try:
         with _quietly(), _no_proxy():
@@ -153,6 +182,14 @@ def check_cpus(config: RunConfig) -> None:
 
     have = ray.cluster_resources().get("CPU", 0.0)
     each, least = config.ray.cpus_per_actor, config.ray.least or config.actors
+    if config.ranks > 1:
+        placed = config.ranks - 1 + (config.ranks * config.actors if config.group.crew == "processes" else 0)
+        if placed * each > have + SLACK:
+            raise UsageError(
+                f"{config.ranks} ranks need {placed * each:g} CPUs beside the first one, and the cluster has {have:g}: "
+                "use fewer ranks or actors, or fewer CPUs for each (ray.cpus_per_actor)"
+            )
+        return
     if least * each <= have + SLACK:
         return
     fit = int((have + SLACK) // each)
