@@ -152,6 +152,7 @@ class RayConfig:
 
     address: str = ""  # "host:port" of a cluster, or "auto"; empty: start one on this machine for this run only
     cpus_per_actor: Positive = 1.0  # CPUs that Ray reserves for each actor
+    cpus_per_shard: Positive = 1.0  # CPUs that Ray reserves for each part of a replay memory (algo.replay.shards)
     least: Whole = 0  # actors that are enough to go on while there is no room for the others; 0: all of them
     aggregators: Whole = 0  # Ray actors that put batches together for the learner; 0: it does so itself
     store_gib: NotNegative = 0.0  # object store of a cluster that is started, in GiB; 0: Ray's choice

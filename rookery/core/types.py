@@ -113,6 +113,7 @@ class _Unrolls:
     """What plans have in common whose actors hand over unrolls as they are."""
 
     builds_items: ClassVar[bool] = False
+    parts: ClassVar[int] = 1
     refresh: ClassVar[int] = 0  # environment steps of an actor between two looks at the weights; 0: every unroll
     check_every: ClassVar[int] = 1  # updates between two checks that the weights are finite
 
@@ -183,7 +184,12 @@ class Replay:
     @property
     def in_turns(self) -> bool:
         """Whether actors and learner take turns, in a ratio kept exactly."""
-        return self.memory.samples_per_insert > 0 and self.memory.slack == 0 and self.memory.shards == 1
+        return self.memory.samples_per_insert > 0 and self.memory.slack == 0 and self.parts == 1
+
+    @property
+    def parts(self) -> int:
+        """Memories that draw as one."""
+        return self.memory.shards
 
 
 @dataclass(frozen=True)

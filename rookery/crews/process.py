@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import torch
@@ -72,7 +72,7 @@ class ProcessCrew:
         self._complained = False  # about snapshots, to the user
         self._setup: Setup | None = None
 
-    def __enter__(self) -> ProcessCrew:
+    def __enter__(self) -> Self:
         self.signals.kill = self.pool.kill
         try:
             self.pool.start()

@@ -32,14 +32,19 @@ from rookery.processes.worker import ABORT_WAIT, KILL_WAIT
 LOOK = 0.01  # seconds between two looks at actors that are to end
 
 
-def ray_crew(
-    config: RunConfig, folder: Path, signals: Signals, role: str = "unrolls", first: int = 0, by_reference: bool = False
-) -> ProcessCrew:
-    """A crew of Ray actors. `by_reference`: what they fill stays on their node, and references are delivered."""
+def ray_crew(config: RunConfig, folder: Path, signals: Signals, role: str = "unrolls", first: int = 0) -> RayCrew:
     store = RayStore()
-    store.by_reference = by_reference
     launcher = RayLauncher(store.channels, config.ray.cpus_per_actor, config.ray.least)
-    return ProcessCrew(config, folder, signals, role, first=first, buffers=store, launcher=launcher)
+    return RayCrew(config, folder, signals, role, first=first, buffers=store, launcher=launcher)
+
+
+class RayCrew(ProcessCrew):
+    """A crew of Ray actors."""
+
+    def deliver_references(self) -> None:
+        """Before `open`: what actors fill stays on their node, and references to it are delivered."""
+        store: Any = self._buffers
+        store.by_reference = True
 
 
 class Outbox:
@@ -196,13 +201,18 @@ class RayLauncher:
         stop_all(workers, timeout)
 
 
-def remote_actor(kind: type, cpus: float, where: Any, groups: dict[str, int]) -> Any:
-    """A Ray actor of this class. `where`: how Ray chooses its node. It is not restarted by Ray."""
+def remote_actor(
+    kind: type, cpus: float, where: Any, groups: dict[str, int], *args: Any, memory: int = 0
+) -> Any:  # fmt: skip
+    """A Ray actor of this class. `where`: how Ray chooses its node. `memory`: bytes that Ray reserves for it there.
+
+    It is not restarted by Ray.
+    """
     import ray
 
     options = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "concurrency_groups": groups}
     remote: Any = ray.remote(**options)  # type: ignore[call-overload]
-    return remote(kind).options(scheduling_strategy=where).remote()
+    return remote(kind).options(scheduling_strategy=where, memory=memory or None).remote(*args)
 
 
 def stop_all(workers: Sequence[Any], timeout: float) -> None:

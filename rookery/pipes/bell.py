@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 
 
 class Bell:
@@ -18,6 +19,29 @@ class Bell:
         for end in (self.reader, self.writer):
             with contextlib.suppress(OSError):
                 os.close(end)
+
+
+class Alarm:
+    """A bell that other threads of this process ring, also when it is about to be closed."""
+
+    def __init__(self) -> None:
+        self._bell, self._lock, self._open = Bell(), threading.Lock(), True
+
+    def fileno(self) -> int:
+        return self._bell.reader
+
+    def ring(self) -> None:
+        with self._lock:
+            if self._open:
+                ring(self._bell.writer)
+
+    def hush(self) -> None:
+        hush(self._bell.reader)
+
+    def close(self) -> None:
+        with self._lock:
+            self._open = False
+            self._bell.close()
 
 
 def ring(fd: int) -> None:

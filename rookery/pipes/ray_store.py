@@ -121,7 +121,7 @@ class RayChannel:
                 if error is None:
                     self._in.extend(first.result())
                 else:
-                    self._end(_reason(error))
+                    self._end(reason(error))
             self._ring()
 
     def _placed(self, about: Future) -> None:
@@ -132,7 +132,7 @@ class RayChannel:
     def _gone(self, life: Future) -> None:
         error = life.exception()
         with self._lock:
-            self._end("it has ended" if error is None else _reason(error))
+            self._end("it has ended" if error is None else reason(error))
             self._ring()
 
     def _beaten(self, beat: Future) -> None:
@@ -147,7 +147,7 @@ class RayChannel:
             ring(self._bell.writer)
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """The lines of a Ray error that say what happened, without its advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line.partition(" Some common causes")[0] for line in lines if "actor is dead because" in line]

@@ -1,9 +1,9 @@
 """A run of several ranks: who starts them, who watches them, and what one of them does.
 
 `--ranks N` starts N processes here, or on the nodes of a Ray cluster (`supervise`). They meet at a store that this
-process keeps; on one machine it listens on the loopback interface. This process is no rank itself: any of them may die,
-and the group is started again from the last checkpoint. With torchrun (`as_rank`) the processes are started, watched and
-restarted by torchrun.
+process keeps; on one machine it listens on the loopback interface. This process is no rank itself: any of them may
+die, and the group is started again from the last checkpoint. With torchrun (`as_rank`) the processes are started,
+watched and restarted by torchrun.
 
 One run folder: rank 0 writes it, and the others read it, so it must be on a file system that all of them see.
 """

@@ -143,6 +143,11 @@ def check_room(
 
     A memory that is `saved` with checkpoints needs more than itself: what a snapshot copies, and what it holds aside.
     """
+    if plan.parts > 1:
+        raise UsageError(
+            f"algo.replay.shards is {plan.parts}: a memory has several parts with topology ray_cluster only, where one "
+            "learner trains from it; leave it at 1"
+        )
 
     def needs(capacity: int) -> tuple[int, int]:
         """Bytes of the memories, and on top of that bytes to save them."""

@@ -72,12 +72,12 @@ class ReplayMemory:
         return self._size
 
     def can_insert(self) -> bool:
-        return self.limiter.can_insert(self.filling())
+        return self.limiter.can_insert(self._filling())
 
     def can_sample(self) -> bool:
-        return self.limiter.can_sample(self.filling())
+        return self.limiter.can_sample(self._filling())
 
-    def filling(self) -> int:
+    def _filling(self) -> int:
         """The size that the limiter waits for: once an item had to go, the memory is as full as it gets.
 
         Short episodes may use the frames up before the slots, and a `min_size` near the capacity is never reached then.
@@ -97,6 +97,11 @@ class ReplayMemory:
             np.minimum(column, version, out=column)
 
     # In
+
+    @property
+    def full(self) -> bool:
+        """Whether an item ever had to make room."""
+        return self._full
 
     @property
     def largest(self) -> float:

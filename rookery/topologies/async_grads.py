@@ -28,11 +28,10 @@ from rookery.topologies.resume import restore_table
 
 def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job]) -> Job:
     with ProcessCrew(config, folder, signals, role="gradients") as crew:
-        return train(crew, open_job)
+        return train(crew, open_job(crew.spec))
 
 
-def train(crew: ProcessCrew, open_job: Callable[[EnvSpec], Job]) -> Job:
-    job = open_job(crew.spec)
+def train(crew: ProcessCrew, job: Job) -> Job:
     check(job)
     config = job.config
     table = GradientTable(config.actors, config.gradients, job.algorithm.plan().table.builds_items)

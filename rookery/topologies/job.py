@@ -30,7 +30,7 @@ from rookery.roles.producer import handover_shapes
 from rookery.storage import checkpoint, stored
 from rookery.tables.table import Table
 from rookery.topologies import numeric
-from rookery.topologies.replay_saver import ReplaySaver
+from rookery.topologies.replay_saver import Saver
 from rookery.topologies.vote import Decision, gather_states, vote
 
 
@@ -58,7 +58,7 @@ class Job:
     _saved_when: float = 0.0
     _kept_at: int = 0  # environment steps of the last one that was written
     _inexact: bool = False  # whether it was said that checkpoints go without the environments
-    saver: ReplaySaver | None = None  # of the replay memory, if there is one
+    saver: Saver | None = None  # of the replay memory, if there is one
 
     def __post_init__(self) -> None:
         self.sequences = self.sequences or [0] * self.config.actors

@@ -22,11 +22,10 @@ from rookery.topologies.job import Job
 
 def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[EnvSpec], Job]) -> Job:
     with ProcessCrew(config, folder, signals) as crew:  # starts the processes, and ends them
-        return train(crew, open_job)
+        return train(crew, open_job(crew.spec))
 
 
-def train(crew: ProcessCrew, open_job: Callable[[EnvSpec], Job]) -> Job:
-    job = open_job(crew.spec)
+def train(crew: ProcessCrew, job: Job) -> Job:
     learner, shapes = job.learner, job.shapes()
     table = loop.table_of(job, shapes, alone=False)
     job.threads.share(synchronous=table.rounds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -27,7 +28,7 @@ from rookery.crews.ray import check_versions, ray_crew
 from rookery.crews.ray_rank import RayRanks
 from rookery.processes.signals import Signals
 from rookery.processes.threads import available_cores
-from rookery.topologies import allreduce, async_grads, local
+from rookery.topologies import allreduce, async_grads, local, sharded
 from rookery.topologies.job import Job
 
 INSTALL = 'topology ray_cluster needs Ray, which is not installed: pip install "rookery[ray]"'
@@ -45,7 +46,11 @@ def run(
     gradients = config.gradients.by_workers
     with joined(config), ray_crew(config, folder, signals, "gradients" if gradients else "unrolls") as crew:
         check_versions(crew)
-        return async_grads.train(crew, open_job) if gradients else local.train(crew, open_job)
+        job = open_job(crew.spec)
+        if gradients:
+            return async_grads.train(crew, job)
+        parts = job.algorithm.plan().table.parts
+        return local.train(crew, job) if parts == 1 else sharded.train(crew, job)
 
 
 def _run_rank(
@@ -53,11 +58,13 @@ def _run_rank(
 ) -> Job:
     """One of several learners. Its actors are Ray actors too, unless it acts itself (`group.crew`)."""
     remote = config.group.crew == "processes"
-    with joined(config) if remote else contextlib.nullcontext():
-        with allreduce.crew_of(config, folder, signals, group, ray_crew) as crew:
-            if remote:
-                check_versions(crew)
-            return allreduce.train(config, crew, open_job, group)
+    with (
+        joined(config) if remote else contextlib.nullcontext(),
+        allreduce.crew_of(config, folder, signals, group, ray_crew) as crew,
+    ):
+        if remote:
+            check_versions(crew)
+        return allreduce.train(config, crew, open_job, group)
 
 
 @contextlib.contextmanager
@@ -99,8 +106,7 @@ def _started(config: RunConfig) -> Iterator[None]:
     _read_environment()
     several = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False  # as on macOS: every server listens on the loopback interface only
-    places = config.actors if config.ranks == 1 else config.ranks * (config.actors + 1)
-    cpus = max(available_cores(), -(-places * config.ray.cpus_per_actor // 1))
+    cpus = max(available_cores(), math.ceil(_cpus(config)))
     store: dict[str, Any] = {"object_store_memory": int(config.ray.store_gib * 2**30)} if config.ray.store_gib else {}
     try:
         with _quietly(), _no_proxy():
@@ -176,11 +182,22 @@ def _told(error: Exception) -> str:
     return " ".join(lines[:4]) or type(error).__name__
 
 
+def _cpus(config: RunConfig) -> float:
+    """That all Ray actors of a run reserve."""
+    places = config.actors if config.ranks == 1 else config.ranks * (config.actors + 1)
+    return places * config.ray.cpus_per_actor + _cpus_of_shards(config)
+
+
+def _cpus_of_shards(config: RunConfig) -> float:
+    replay = getattr(config.algo, "replay", None)
+    return 0.0 if replay is None or replay.shards == 1 else replay.shards * config.ray.cpus_per_shard
+
+
 def check_cpus(config: RunConfig) -> None:
     """UsageError if the cluster will never have room for as many actors as are needed."""
     import ray
 
-    have = ray.cluster_resources().get("CPU", 0.0)
+    have = ray.cluster_resources().get("CPU", 0.0) - _cpus_of_shards(config)
     each, least = config.ray.cpus_per_actor, config.ray.least or config.actors
     if config.ranks > 1:
         placed = config.ranks - 1 + (config.ranks * config.actors if config.group.crew == "processes" else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
+from typing import Protocol
 
 from rookery.processes.signals import Patience, Signals
 from rookery.storage import replay_file
@@ -14,6 +15,25 @@ from rookery.tables.snapshot import Snapshot
 
 LAST_SAVE = 3600.0  # seconds the memory of a finished run may take to reach the disk
 LOOK = 0.1  # seconds between two looks at the signals meanwhile
+
+
+class Saver(Protocol):
+    """Saves a memory beside the checkpoints, and restores it."""
+
+    def restore(self, resumed_at: int, version: int, warn: Callable[[str], None]) -> bool:
+        """Load the memory saved with the checkpoint, or the nearest one. Whether it is that of the checkpoint.
+
+        `version`: of the learner's weights. `warn` is told what cannot be used as it was.
+        """
+        ...
+
+    def save(self, env_steps: int, signals: Signals, grace: float, last: bool) -> None:
+        """Have the memory written in the background; wait for it only if the run is over."""
+        ...
+
+    def complain(self) -> None:
+        """Say what went wrong in the background, if anything did."""
+        ...
 
 
 class ReplaySaver:
@@ -26,10 +46,6 @@ class ReplaySaver:
         self._writer = Writer()
 
     def restore(self, resumed_at: int, version: int, warn: Callable[[str], None]) -> bool:
-        """Load the memory saved with the checkpoint, or the nearest one. Whether it is that of the checkpoint.
-
-        `version`: of the learner's weights. `warn` is told what cannot be used as it was.
-        """
         found = replay_file.find(self._folder, resumed_at)
         if found is None:
             say = warn if self._memory.memory.save else self._say
@@ -44,7 +60,6 @@ class ReplaySaver:
         return steps == resumed_at
 
     def save(self, env_steps: int, signals: Signals, grace: float, last: bool) -> None:
-        """Have the memory written in the background; wait for it only if the run is over."""
         if not self._memory.memory.save:
             return
         patience = Patience(signals, LAST_SAVE, grace, since=monotonic())

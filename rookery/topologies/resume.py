@@ -7,21 +7,25 @@ from shlex import quote
 import torch
 
 from rookery.core.errors import CheckpointError
-from rookery.tables.memory import ReplayMemory
 from rookery.tables.table import Table
 from rookery.topologies.job import Job
-from rookery.topologies.replay_saver import ReplaySaver
+from rookery.topologies.replay_saver import ReplaySaver, Saver
 
 
-def restore_table(job: Job, table: Table) -> None:
-    """Fill a fresh table, and settle the ledger: of what was in flight at the checkpoint, the rest is lost."""
+def restore_table(job: Job, table: Table, saver: Saver | None = None) -> None:
+    """Fill a fresh table, and settle the ledger: of what was in flight at the checkpoint, the rest is lost.
+
+    `saver`: of its memory, if that is not in this process.
+    """
     journal = job.journal
     journal.pending = {
         actor: int(state["pending"]) for actor, state in enumerate(job.states) if state and "pending" in state
     }
     if table.memory is not None:
-        job.saver = ReplaySaver(job.own_folder, table.memory, table.snapshot, journal.say)
-        _restore_memory(job, job.saver, table.memory)
+        saver = ReplaySaver(job.own_folder, table.memory, table.snapshot, journal.say)
+    if saver is not None:
+        job.saver = saver
+        _restore_memory(job, saver, table)
     elif table.rounds:
         _check_in_step(job)
     kept, known = table.steps + sum(journal.pending.values()), journal.whole.in_flight
@@ -38,14 +42,14 @@ def restore_table(job: Job, table: Table) -> None:
     table.losses()  # evictions of earlier lives are in the ledger
 
 
-def _restore_memory(job: Job, saver: ReplaySaver, memory: ReplayMemory) -> None:
+def _restore_memory(job: Job, saver: Saver, table: Table) -> None:
     """Load the memory saved with the checkpoint, or the nearest one; if there is none, it starts empty."""
     if job.resumed_at is None:
         return
     same = saver.restore(job.resumed_at, job.learner.version, job.warn)
     if not same or not job.states:  # frame numbers of the actors do not continue those in this memory
         for actor in range(job.config.actors):
-            memory.forget(actor)
+            table.lost(actor)
 
 
 def _check_in_step(job: Job) -> None:
