@@ -13,10 +13,15 @@ import math
 import os
 import secrets
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,17 @@ ANSWER = 5.0  # seconds for a cluster to answer
 HEALTH = {"health_check_period_ms": 1000, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
 OURS = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}  # of a cluster that we start
 SLACK = 1e-6  # CPUs, for sums of fractions
+# What Ray writes in its folder until its last process has ended, after a kill -9 of this one.
+SWEEP = """
+import shutil, sys, time
+sys.stdin.read()
+for _ in range(10):
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    time.sleep(0.5)
+"""
+# What a client of HTTP/2 says first, with no settings of its own. Ray's servers speak it.
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+SETTINGS = 4  # type of the frame that such a server answers with
 
 
 def run(
@@ -99,6 +115,9 @@ def _started(config: RunConfig) -> Iterator[None]:
     from ray._private import ray_constants
 
     folder = tempfile.mkdtemp(prefix="rookery-ray-")
+    sweeper = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", SWEEP, folder], stdin=subprocess.PIPE, start_new_session=True
+    )
     before = {name: os.environ.get(name) for name in (*OURS, "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS")}
     os.environ.update(OURS | {"RAY_AUTH_TOKEN": secrets.token_hex(32)})
     os.environ.pop("RAY_ADDRESS", None)
@@ -109,7 +128,7 @@ def _started(config: RunConfig) -> Iterator[None]:
     cpus = max(available_cores(), math.ceil(_cpus(config)))
     store: dict[str, Any] = {"object_store_memory": int(config.ray.store_gib * 2**30)} if config.ray.store_gib else {}
     try:
-        with _quietly(), _no_proxy():
+        with _quietly(), _no_proxy(), _out_of_reach():
             ray.init(
                 address="local", num_cpus=int(cpus), include_dashboard=False, _node_ip_address="127.0.0.1",
                 _temp_dir=folder, _system_config=HEALTH, log_to_driver=False, logging_level=logging.ERROR, **store,
@@ -127,6 +146,8 @@ def _started(config: RunConfig) -> Iterator[None]:
                 os.environ[name] = value
         _read_environment()
         shutil.rmtree(folder, ignore_errors=True)
+        sweeper.kill()
+        sweeper.communicate()
 
 
 def _read_environment() -> None:
@@ -144,8 +165,9 @@ def _named(address: str) -> Iterator[None]:
     """The cluster at an address; it stays when we leave."""
     import ray
 
-    if address != "auto":
-        _check_reachable(address)
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or _found()
+    _check_reachable(address)
     try:
         with _quietly():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -157,8 +179,18 @@ def _named(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
+def _found() -> str:
+    """The address of the cluster that a node of runs on this machine."""
+    from ray._private import services
+
+    try:
+        return services.canonicalize_bootstrap_address_or_die("auto")
+    except (ConnectionError, ValueError) as error:
+        raise UsageError(f"ray.address is auto, and there is no Ray cluster here: {_told(error)}") from error
+
+
 def _check_reachable(address: str) -> None:
-    """UsageError unless something listens there; Ray itself would try for a minute."""
+    """UsageError unless such a server listens there; Ray itself would try for two minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if address.startswith("ray://"):
         raise UsageError(
@@ -168,12 +200,28 @@ def _check_reachable(address: str) -> None:
     if not colon or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"ray.address is {address!r}: give host:port, such as 10.0.0.1:6379, or auto")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWER) as peer:
+            greeted = os.environ.get("RAY_USE_TLS") == "1" or _greets(peer)
     except OSError as error:
         raise UsageError(
             f"no Ray cluster at {address}: tried to connect for {ANSWER:g} s ({error.strerror or error}). Is it "
             "running (`ray status`), and may this machine reach it?"
         ) from error
+    if not greeted:
+        raise UsageError(
+            f"no Ray cluster at {address}: something listens there, and does not answer as Ray does. "
+            "Is it the port of the cluster's head (6379, unless `ray start --port` says otherwise)?"
+        )
+
+
+def _greets(peer: socket.socket) -> bool:
+    peer.settimeout(ANSWER)
+    try:
+        peer.sendall(HELLO)
+        frame = peer.recv(9, socket.MSG_WAITALL)
+    except TimeoutError:
+        return False
+    return len(frame) == 9 and frame[3] == SETTINGS
 
 
 def _told(error: Exception) -> str:
@@ -234,15 +282,33 @@ def _no_proxy() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _out_of_reach() -> Iterator[None]:
+    """Ray's processes get a group of their own: a batch system that signals ours is heard by us, and not by them."""
+    from ray._private import services
+
+    start: Any = services.ConsolePopen
+    services.ConsolePopen = partial(start, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = start
+
+
+@contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Ray prints the end of every worker to the terminal; the journal says it, and the panel is there."""
+    """Ray prints the end of every worker to the terminal; the journal says it, and the panel is there.
+
+    It also exits at once on SIGTERM; we write a checkpoint first.
+    """
     from ray._private import worker
 
     worker.print_worker_logs = lambda *args, **more: None
     logger = logging.getLogger("ray")
-    level = logger.level
+    level, handler = logger.level, signal.getsignal(signal.SIGTERM)
     logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
         logger.setLevel(level)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
