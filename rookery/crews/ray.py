@@ -95,6 +95,7 @@ class Host(Resident):
         if message["op"] == "start":
             from rookery.crews.actor_process import ActorProcess
 
+            check_versions(message["versions"])
             add_paths(message["sys_path"])
             self._actor = ActorProcess(self._outbox, message["message"], self._buffers)
         elif message["op"] == "memory":
@@ -194,7 +195,8 @@ class RayLauncher:
     def start(self, name: str, message: dict[str, Any], log: Path) -> Any:
         channel = RayChannel(remote_actor(Host, self._cpus, "SPREAD", GROUPS))
         self._channels[message["index"]] = channel
-        channel.send({"op": "start", "message": message, "sys_path": own_paths()}, 0.0)
+        order = {"op": "start", "message": message, "sys_path": own_paths(), "versions": versions()}
+        channel.send(order, 0.0)
         return RayWorker(name, channel)
 
     def stop(self, workers: Sequence[Any], timeout: float) -> None:
@@ -239,14 +241,13 @@ def versions() -> dict[str, str]:
     return {package: metadata.version(package) for package in ("rookery", "torch")}
 
 
-def check_versions(crew: ProcessCrew) -> None:
-    """UsageError if an actor runs with other versions than this process."""
-    for place in crew.pool.places:
-        channel: Any = None if place.worker is None else place.worker.channel
-        where = {} if channel is None else channel.where
-        for package, own in versions().items():
-            other = where.get("versions", {}).get(package, own)
-            if other != own:
-                raise UsageError(
-                    f"node {where['node']} has {package} {other}, and this one has {own}: install the same on all nodes"
-                )
+def check_versions(drivers: dict[str, str]) -> None:
+    """UsageError if the process that started this Ray actor has other versions."""
+    import ray
+
+    for package, own in versions().items():
+        if own != drivers[package]:
+            raise UsageError(
+                f"node {ray.util.get_node_ip_address()} has {package} {own}, and the one of the learner has "
+                f"{drivers[package]}: install the same on all nodes"
+            )

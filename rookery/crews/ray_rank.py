@@ -13,10 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from rookery.core.errors import LearnerError
-from rookery.crews.ray import RayWorker, Resident, add_paths, own_paths, remote_actor, stop_all
+from rookery.crews.ray import (
+    RayWorker,
+    Resident,
+    add_paths,
+    check_versions,
+    own_paths,
+    remote_actor,
+    stop_all,
+    versions,
+)
 from rookery.pipes.channel import ChannelClosed, ChannelTimeout
 from rookery.pipes.ray_store import LIFE, WATCH, WORK, RayChannel
 from rookery.processes import worker as processes
+from rookery.processes.child import failure_message
 from rookery.processes.worker import Worker
 
 GROUPS = {WORK: 3, WATCH: 1, LIFE: 1}  # one thread waits for the rank's last message, others pass messages on
@@ -32,7 +42,10 @@ class RankHost(Resident):
 
     def hear(self, message: dict[str, Any], weights: Any = None) -> list[dict[str, Any]]:
         if message["op"] == "start":
-            return self._run(message)
+            try:
+                return [self._run(message)]
+            except Exception as error:
+                return [failure_message(error)]
         if self._worker is not None:
             if message["op"] == "stop":
                 self._worker.stop(STOP)
@@ -42,20 +55,21 @@ class RankHost(Resident):
             self._ended.set()
         return []
 
-    def _run(self, start: dict[str, Any]) -> list[dict[str, Any]]:
+    def _run(self, start: dict[str, Any]) -> dict[str, Any]:
         """Start the process of the rank; its last message, or how it ended."""
+        check_versions(start["versions"])
         add_paths(start["sys_path"])
         log = Path(start["log"])
         seen = log if log.parent.is_dir() else None  # the run folder may not be visible from here
         self._worker = Worker.start(start["module"], start["name"], start["message"], {}, seen)
         while True:
             try:
-                return [self._worker.channel.recv(LOOK)]
+                return self._worker.channel.recv(LOOK)
             except ChannelTimeout:
                 continue
             except ChannelClosed:
                 self._worker.stop(STOP)
-                return [{"op": "lost", "how": self._worker.describe_exit(), "log": self._worker.log_tail(20)}]
+                return {"op": "lost", "how": self._worker.describe_exit(), "log": self._worker.log_tail(20)}
 
 
 class RayRanks:
@@ -82,7 +96,7 @@ class RayRanks:
                 continue
             channel = channels[rank - 1]
             order = {"op": "start", "module": module, "name": name, "message": message, "sys_path": own_paths()}
-            channel.send(order | {"log": str(logs / f"rank-{rank}.log")}, 0.0)
+            channel.send(order | {"log": str(logs / f"rank-{rank}.log"), "versions": versions()}, 0.0)
             workers.append(RayWorker(name, channel))
         return workers
 

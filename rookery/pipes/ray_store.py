@@ -20,7 +20,7 @@ import torch
 from rookery.core.errors import EnvError, UsageError
 from rookery.core.machine import amount
 from rookery.core.types import Arrays, Shapes
-from rookery.pipes.bell import Bell, hush, ring
+from rookery.pipes.bell import Alarm
 from rookery.pipes.channel import ChannelClosed
 
 BEAT = 1.0  # seconds between two questions whether an actor is alive
@@ -41,7 +41,7 @@ class RayChannel:
         self.actor = actor
         self.where: dict[str, Any] = {}  # what the actor has said of its node and its versions; empty until it runs
         self.beats, self.filling, self.rows = 0, -1, 0  # at the last heartbeat: which slot it fills, and how far it is
-        self._bell, self._lock = Bell(), threading.Lock()
+        self._alarm, self._lock = Alarm(), threading.Lock()  # calls may end after we have closed
         self._pending: deque[Future] = deque()
         self._in: deque[dict[str, Any]] = deque()
         self._ended = ""
@@ -55,7 +55,7 @@ class RayChannel:
         return method.options(concurrency_group=group).remote(*args).future()
 
     def fileno(self) -> int:
-        return self._bell.reader
+        return self._alarm.fileno()
 
     def send(self, message: dict[str, Any], timeout: float) -> None:
         if self._ended:
@@ -73,8 +73,8 @@ class RayChannel:
         raise ChannelClosed(self._ended or "no message is there")
 
     def poll(self) -> bool:
-        if not self._in:
-            hush(self._bell.reader)  # what comes from now on rings again
+        if not self._in and not self._ended:
+            self._alarm.hush()  # what comes from now on rings again
         return bool(self._in or self._ended)
 
     def ask_beat(self) -> None:
@@ -100,7 +100,7 @@ class RayChannel:
         with self._lock:
             self._end("the channel was closed on our side")
             self._in.clear()
-            self._bell.close()
+        self._alarm.close()
 
     @property
     def ended(self) -> bool:
@@ -122,18 +122,21 @@ class RayChannel:
                     self._in.extend(first.result())
                 else:
                     self._end(reason(error))
-            self._ring()
+        self._alarm.ring()
 
     def _placed(self, about: Future) -> None:
-        if about.exception() is None:
+        error = about.exception()
+        if error is None:
             self.where = about.result()
-            self._ring()
+        else:
+            self._end(reason(error))
+        self._alarm.ring()
 
     def _gone(self, life: Future) -> None:
         error = life.exception()
         with self._lock:
             self._end("it has ended" if error is None else reason(error))
-            self._ring()
+        self._alarm.ring()
 
     def _beaten(self, beat: Future) -> None:
         if beat.exception() is None:
@@ -141,10 +144,6 @@ class RayChannel:
 
     def _end(self, why: str) -> None:
         self._ended = self._ended or why
-
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            ring(self._bell.writer)
 
 
 def reason(error: BaseException) -> str:
@@ -238,6 +237,8 @@ class RayStore:
         if stamp != (slot, incarnation, sequence):
             raise EnvError(f"actor {actor} delivered {stamp} instead of {(slot, incarnation, sequence)}", "torn_slot")
         self.bytes_in += message["bytes"]
+        if (channel := self.channels[actor]).filling == slot:  # what the last heartbeat said was of this unroll
+            channel.filling = -1
         return message["arrays"]
 
     def rows(self, slot: int) -> int:

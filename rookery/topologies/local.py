@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rookery.core.config import RunConfig
+from rookery.core.errors import UsageError
 from rookery.core.types import EnvSpec
 from rookery.crews.process import ProcessCrew
 from rookery.processes.signals import Signals
@@ -28,6 +29,11 @@ def run(config: RunConfig, folder: Path, signals: Signals, open_job: Callable[[E
 def train(crew: ProcessCrew, job: Job) -> Job:
     learner, shapes = job.learner, job.shapes()
     table = loop.table_of(job, shapes, alone=False)
+    if table.rounds and job.config.ray.least:
+        raise UsageError(
+            f"recipe {job.config.recipe} trains on an unroll of every actor, and would wait for those that have no "
+            "room: leave ray.least out, and use as many actors as there is room for"
+        )
     job.threads.share(synchronous=table.rounds)
     crew.open(loop.prepare(job, table, shapes, learner.published.size))
     return loop.run(job, crew, table, learner)

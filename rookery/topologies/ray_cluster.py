@@ -29,7 +29,7 @@ from rookery.core.config import RunConfig
 from rookery.core.errors import UsageError
 from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import EnvSpec
-from rookery.crews.ray import check_versions, ray_crew
+from rookery.crews.ray import ray_crew
 from rookery.crews.ray_rank import RayRanks
 from rookery.processes.signals import Signals
 from rookery.processes.threads import available_cores
@@ -61,7 +61,6 @@ def run(
         return _run_rank(config, folder, signals, open_job, group)
     gradients = config.gradients.by_workers
     with joined(config), ray_crew(config, folder, signals, "gradients" if gradients else "unrolls") as crew:
-        check_versions(crew)
         job = open_job(crew.spec)
         if gradients:
             return async_grads.train(crew, job)
@@ -78,8 +77,6 @@ def _run_rank(
         joined(config) if remote else contextlib.nullcontext(),
         allreduce.crew_of(config, folder, signals, group, ray_crew) as crew,
     ):
-        if remote:
-            check_versions(crew)
         return allreduce.train(config, crew, open_job, group)
 
 
@@ -286,12 +283,13 @@ def _out_of_reach() -> Iterator[None]:
     """Ray's processes get a group of their own: a batch system that signals ours is heard by us, and not by them."""
     from ray._private import services
 
-    start: Any = services.ConsolePopen
-    services.ConsolePopen = partial(start, process_group=0)
+    module: Any = services
+    start = module.ConsolePopen
+    module.ConsolePopen = partial(start, process_group=0)
     try:
         yield
     finally:
-        services.ConsolePopen = start
+        module.ConsolePopen = start
 
 
 @contextlib.contextmanager
