@@ -35,7 +35,10 @@ Trains with 1, 2, ... actor processes for the same number of steps on the same n
 
 Every other flag of `rookery train RECIPE` is taken too: --core lstm, --net.hidden 256 256, --seed 3, ..."""
 STEPS = 50_000
-MORE = {"ddppo-scaling": "rookery.cli.scaling:scaling"}
+MORE = {
+    "ddppo-scaling": "rookery.cli.scaling:scaling",
+    "cluster-plan": "rookery.cli.cluster_plan:cluster_plan_bench",
+}
 
 
 def bench(words: list[str]) -> int:

@@ -8,7 +8,9 @@ Not here: what is learnt from a step, and waiting that comes of uneven environme
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +20,7 @@ USABLE = 0.9  # share of a node's memory that is planned with
 LEARNING = 0.7  # of the time at most, where actors and learner take turns: beyond, the actors would do little but wait
 MOST_NODES = 2000  # that Ray is said to work with (its own scalability envelope)
 FLOAT_BYTES = 4
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Nodes:
     @property
     def actors(self) -> int:
         """That one node has room for."""
-        return math.floor(self.cores / self.cpus_per_actor + 1e-6)
+        return math.floor(self.cores / self.cpus_per_actor + ROUNDING)
 
     @property
     def memory(self) -> float:
@@ -104,7 +107,7 @@ class Plan:
     handovers_per_s: float
     updates_per_s: float  # of each learner
     updates_needed: float | None  # of all learners; none: nothing asks for a pace
-    learner_share: float  # of the time that a learner computes
+    learner_share: float  # of the time that a learner computes; above 1: it cannot keep pace
     versions_per_s: float  # of weights that are published, by each learner
     weights_bytes: int  # one version
     weights_out: float  # bytes/s out of a learner's node
@@ -115,8 +118,6 @@ class Plan:
     draws_per_s: float
     memory_gib: float  # of the replay memories
     shards: int  # of each learner's memory; 0: there is no memory
-    shard_gib: float
-    shard_draws_per_s: float
     limits: tuple[Limit, ...]  # the tightest first
     verdict: str
 
@@ -124,78 +125,108 @@ class Plan:
     def nodes(self) -> int:
         return self.actor_nodes + self.learners + self.shard_nodes
 
+    @property
+    def shard_gib(self) -> float:
+        return self.memory_gib / self.learners / max(1, self.shards)
+
+    @property
+    def shard_draws_per_s(self) -> float:
+        return self.draws_per_s / self.learners / max(1, self.shards)
+
 
 def planned(work: Work, rates: Rates, nodes: Nodes, steps_per_s: float, least_shards: int = 1) -> Plan:
     """The smallest cluster of such nodes that reaches the target, and what limits it."""
     check(rates, nodes, steps_per_s)
-    pace = learner_pace(work, rates)
-    learners = max(1, math.ceil(steps_per_s / (pace * (LEARNING if work.in_turns else 1.0)) - 1e-9))
-    learners = 1 if work.what == "gradients" else learners
-    waits = min(steps_per_s / (pace * learners), LEARNING) if work.in_turns else 0.0
-    actors = math.ceil(steps_per_s / (rates.actor_steps_per_s * (1 - waits)) - 1e-6)
+    learners = _learners(work, rates, steps_per_s)
+    actors = _actors(work, rates, steps_per_s, learners)
     actor_nodes = math.ceil(actors / nodes.actors)
     check_size(steps_per_s, actor_nodes, nodes)
-    each = steps_per_s / learners  # environment steps/s behind one learner
+    each, own = steps_per_s / learners, math.ceil(actors / learners)  # steps/s and actors of one learner
     handovers = each / work.steps
     needed, updates = _updates(work, rates, each)
     versions = _versions(work, updates, handovers, actors / learners)
-    node_versions = min(versions, handovers * learners / actor_nodes)
+    fetched = min(versions, handovers * learners / actor_nodes) * math.ceil(actor_nodes / learners)
     weights = FLOAT_BYTES * work.floats
-    weights_out = weights * node_versions * math.ceil(actor_nodes / learners)
-    own = math.ceil(actors / learners)
     store = own * work.ahead * work.bytes + weights * (own + 2)
-    arriving = handovers * work.bytes
-    # Replay
-    replay = work.replay if work.what == "items" else None
-    inserts = draws = 0.0
-    shards = shard_nodes = 0
-    if replay is not None:
-        inserts, draws = each * replay.items_per_step, updates * replay.batch
-        shards = _shards(replay, rates, nodes, draws, store, least_shards)
-        shard_nodes = learners * _shard_nodes(replay, nodes, shards, store)
-    learner_in = draws * replay.item_bytes if replay is not None and shard_nodes else arriving
-    held = 0 if replay is None or shard_nodes else replay.memory_bytes
+    memory = _Memory.of(work, rates, nodes, updates, store, least_shards)
     aggregators = 0
     if work.what == "unrolls" and handovers > rates.unrolls_per_s:
         aggregators = math.ceil(handovers / rates.unrolls_per_s)
-    limits = [
-        Limit("the learner", _learner_share(needed, rates), _learner_advice(work)),
-        Limit("the network into the learner's node", learner_in / nodes.bytes_per_s, _in_advice(work, shard_nodes)),
-        Limit(
-            "the network out of the learner's node, by weights",
-            weights_out / nodes.bytes_per_s,
-            "use fewer nodes with more cores, or longer unrolls (--algo.unroll), so that fewer versions are fetched",
-        ),
-        Limit(
-            "the memory of the learner's node",
-            (store + held) / nodes.memory,
-            "use nodes with more memory, or fewer actors with more environments each (--envs-per-actor)",
-        ),
-    ]
-    if work.what != "unrolls" and not shards > 1:
-        limits.append(Limit("the process that takes in what actors hand over", handovers / rates.unrolls_per_s,
-                            "hand over more at once (--algo.unroll, --envs-per-actor)"))  # fmt: skip
-    if replay is not None:
-        limits.append(Limit("draws from a shard", draws / shards / rates.draws_per_s,
-                            f"use more shards (--algo.replay.shards {2 * shards})"))  # fmt: skip
-        if shard_nodes:
-            arrives = arriving / (shard_nodes / learners)
-            limits.append(Limit("the network into a node of shards", arrives / nodes.bytes_per_s,
-                                "spread the shards over more nodes"))  # fmt: skip
-    limits.sort(key=lambda limit: -limit.share)
-    return Plan(
-        steps_per_s=steps_per_s, actors=actors, actor_nodes=actor_nodes, learners=learners, shard_nodes=shard_nodes,
-        bytes_per_step=work.bytes / work.steps, filled_per_step=work.filled / work.steps,
-        handovers_per_s=handovers * learners, updates_per_s=updates,
-        updates_needed=None if needed is None else needed * learners, learner_share=min(1.0, updates * rates.learner_s),
-        versions_per_s=versions, weights_bytes=weights, weights_out=weights_out, learner_in=learner_in,
-        store_gib=store / 2**30, aggregators=aggregators * learners,
-        inserts_per_s=inserts * learners, draws_per_s=draws * learners,
-        memory_gib=0.0 if replay is None else learners * replay.memory_bytes / 2**30, shards=shards,
-        shard_gib=0.0 if replay is None else replay.memory_bytes / shards / 2**30,
-        shard_draws_per_s=draws / shards if shards else 0.0, limits=tuple(limits),
-        verdict=_verdict(work, limits, learners, shards, aggregators * learners),
+    plan = Plan(
+        steps_per_s=steps_per_s, actors=actors, actor_nodes=actor_nodes, learners=learners,
+        shard_nodes=learners * memory.nodes, bytes_per_step=work.bytes / work.steps,
+        filled_per_step=work.filled / work.steps, handovers_per_s=handovers * learners, updates_per_s=updates,
+        updates_needed=None if needed is None else needed * learners,
+        learner_share=(updates if needed is None else needed) * rates.learner_s, versions_per_s=versions,
+        weights_bytes=weights, weights_out=weights * fetched,
+        learner_in=memory.draws * memory.item_bytes if memory.nodes else handovers * work.bytes,
+        store_gib=store / 2**30, aggregators=aggregators * learners, inserts_per_s=steps_per_s * memory.items_per_step,
+        draws_per_s=memory.draws * learners, memory_gib=memory.bytes * learners / 2**30, shards=memory.shards,
+        limits=(), verdict="",
     )  # fmt: skip
+    limits = tuple(sorted(_limits(plan, work, rates, nodes), key=lambda limit: -limit.share))
+    return dataclasses.replace(plan, limits=limits, verdict=_verdict(plan, limits))
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """The replay memory of one learner on the cluster; all 0 without one."""
+
+    bytes: int = 0
+    items_per_step: float = 0.0
+    item_bytes: int = 0
+    draws: float = 0.0
+    shards: int = 0
+    nodes: int = 0
+
+    @staticmethod
+    def of(work: Work, rates: Rates, nodes: Nodes, updates: float, store: float, least: int) -> _Memory:
+        """As many shards as memory and draws ask for; on nodes of their own if they do not fit on the learner's.
+
+        There a core is left for the learner, and its object store needs room too.
+        """
+        replay = work.replay if work.what == "items" else None
+        if replay is None:
+            return _Memory()
+        draws, fits = updates * replay.batch, replay.memory_bytes + store <= nodes.memory
+        by_memory = 1 if fits else math.ceil(replay.memory_bytes / nodes.memory)
+        shards = max(least, by_memory, math.ceil(draws / rates.draws_per_s - ROUNDING))
+        more = 0
+        if not fits or shards >= nodes.cores:
+            each = math.floor(nodes.memory / (replay.memory_bytes / shards) + ROUNDING)
+            more = math.ceil(shards / min(each, nodes.cores))
+        return _Memory(replay.memory_bytes, replay.items_per_step, replay.item_bytes, draws, shards, more)
+
+
+def _limits(plan: Plan, work: Work, rates: Rates, nodes: Nodes) -> Iterator[Limit]:
+    """What each part of the cluster would have to do, as a share of what it can."""
+    learners, handovers = plan.learners, plan.handovers_per_s / plan.learners
+    if plan.updates_needed is not None:
+        yield Limit("the learner", plan.learner_share, _learner_advice(work, plan))
+    yield Limit(
+        "the network into the learner's node", plan.learner_in / nodes.bytes_per_s, _in_advice(work, plan.shard_nodes)
+    )
+    yield Limit(
+        "the network out of the learner's node, for weights",
+        plan.weights_out / nodes.bytes_per_s,
+        "use fewer nodes with more cores, or longer unrolls (--algo.unroll), so that fewer versions are fetched",
+    )
+    held = 0.0 if plan.shard_nodes else plan.memory_gib / learners
+    yield Limit(
+        "the memory of the learner's node",
+        (plan.store_gib + held) * 2**30 / nodes.memory,
+        "use nodes with more memory, or fewer actors with more environments each (--envs-per-actor)",
+    )
+    if work.what != "unrolls" and plan.shards <= 1:
+        advice = "hand over more at once (--algo.unroll, --envs-per-actor)"
+        yield Limit("the process that takes in what actors hand over", handovers / rates.unrolls_per_s, advice)
+    if plan.shards:
+        advice = f"use more shards (--algo.replay.shards {2 * plan.shards})"
+        yield Limit("draws from a shard", plan.shard_draws_per_s / rates.draws_per_s, advice)
+    if plan.shard_nodes:
+        arriving = plan.handovers_per_s * work.bytes / plan.shard_nodes
+        advice = "spread the shards over more nodes"
+        yield Limit("the network into a node of shards", arriving / nodes.bytes_per_s, advice)
 
 
 def check(rates: Rates, nodes: Nodes, steps_per_s: float) -> None:
@@ -234,6 +265,19 @@ def learner_pace(work: Work, rates: Rates) -> float:
     return work.batch_steps / (work.uses * rates.learner_s)
 
 
+def _learners(work: Work, rates: Rates, steps_per_s: float) -> int:
+    if work.what == "gradients":
+        return 1  # it applies what the workers have computed; there cannot be several
+    pace = learner_pace(work, rates) * (LEARNING if work.in_turns else 1.0)
+    return max(1, math.ceil(steps_per_s / pace - ROUNDING))
+
+
+def _actors(work: Work, rates: Rates, steps_per_s: float, learners: int) -> int:
+    """At least one for each learner. In turns they act only while nobody learns."""
+    waiting = steps_per_s / (learner_pace(work, rates) * learners) if work.in_turns else 0.0
+    return max(learners, math.ceil(steps_per_s / (rates.actor_steps_per_s * (1 - waiting)) - ROUNDING))
+
+
 def _updates(work: Work, rates: Rates, steps_per_s: float) -> tuple[float | None, float]:
     """Updates/s that these steps ask of a learner, if they do, and that it makes."""
     most = 1 / rates.learner_s
@@ -249,29 +293,10 @@ def _versions(work: Work, updates: float, handovers: float, actors: float) -> fl
     return min(updates, orders, 1 / work.publish_s if work.publish_s else math.inf)
 
 
-def _shards(replay: Replayed, rates: Rates, nodes: Nodes, draws: float, store: float, least: int) -> int:
-    """By memory, if it does not fit beside the object store of the learner's node; and by the rate of draws."""
-    by_memory = 1 if replay.memory_bytes + store <= nodes.memory else math.ceil(replay.memory_bytes / nodes.memory)
-    return max(least, by_memory, math.ceil(draws / rates.draws_per_s - 1e-9))
-
-
-def _shard_nodes(replay: Replayed, nodes: Nodes, shards: int, store: float) -> int:
-    """Nodes besides the learner's, for one learner's memory. On its own one, a core is left for itself."""
-    if replay.memory_bytes + store <= nodes.memory and shards < nodes.cores:
-        return 0
-    each = min(math.floor(nodes.memory / (replay.memory_bytes / shards) + 1e-9), nodes.cores)
-    return math.ceil(shards / each)
-
-
-def _learner_share(needed: float | None, rates: Rates) -> float:
-    return 0.0 if needed is None else needed * rates.learner_s
-
-
-def _learner_advice(work: Work) -> str:
+def _learner_advice(work: Work, plan: Plan) -> str:
     if work.what == "gradients":
         return "have each gradient made from more steps (--algo.unroll, --envs-per-actor)"
-    less = "fewer draws of each item (--algo.replay.samples-per-insert), " if work.what == "items" else ""
-    return f"use a faster learner (--device cuda), {less}or more learners (--ranks)"
+    return f"{_learner_faster(plan)}, or more learners (--ranks)"
 
 
 def _in_advice(work: Work, shard_nodes: int) -> str:
@@ -284,17 +309,26 @@ def _in_advice(work: Work, shard_nodes: int) -> str:
     return "use a faster network, smaller observations, or more learners on nodes of their own (--ranks)"
 
 
-def _verdict(work: Work, limits: list[Limit], learners: int, shards: int, aggregators: int) -> str:
+def _verdict(plan: Plan, limits: Sequence[Limit]) -> str:
     """What limits, and what to change."""
-    first = limits[0]
-    use = [f"--ranks {learners}"] if learners > 1 else []
-    use += [f"--algo.replay.shards {shards}"] if shards > 1 else []
-    use += [f"--ray.aggregators {aggregators}"] if aggregators else []
-    need = f" Set {', '.join(use)}." if use else ""
-    if first.share > 1:
-        return f"The target does not fit: {first.name} would have to be {first.share:.1f} times as fast or large." + (
-            f"{need} To change: {first.advice}."
+    first, said = limits[0], ""
+    if plan.learners > 1:
+        said = (
+            f"One learner does not carry the target. Either {plan.learners} train together (--ranks {plan.learners}), "
+            f"each on batches of its own, or one is made faster: {_learner_faster(plan)}. With {plan.learners}: "
         )
-    if first.share < 0.01:
-        return f"The target fits, limited by the number of actors only.{need}"
-    return f"The target fits.{need} Next limit: {first.name}, at {first.share:.0%}. To go further: {first.advice}."
+    flags = [f"--algo.replay.shards {plan.shards}"] if plan.shards > 1 else []
+    flags += [f"--ray.aggregators {plan.aggregators}"] if plan.aggregators else []
+    setting = f" Set {', '.join(flags)}." if flags else ""
+    if first.share > 1:
+        said += f"The target does not fit: it takes {first.share:.0%} of {first.name}."
+    elif first.share < 0.01:
+        return f"{said}The target fits, and nothing but the number of actors limits.{setting}"
+    else:
+        said += f"The target fits. The next limit is {first.name}: {first.share:.0%} used."
+    return f"{said}{setting} To change that: {first.advice}."
+
+
+def _learner_faster(plan: Plan) -> str:
+    less = ", fewer draws of each item (--algo.replay.samples-per-insert)" if plan.shards else ""
+    return f"a GPU or more cores (--device cuda){less}"
