@@ -1,4 +1,7 @@
-"""A Ray cluster of several nodes on this machine, what its actors are doing, and environments that trouble it."""
+"""A Ray cluster of several nodes on this machine, runs on it, and environments that trouble it.
+
+Actors import this file for its environments: what the tests need besides is imported where it is used.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-import rookery
 from rookery.envs.scripted import Counter
-from rookery.topologies.ray_cluster import HEALTH
+
+if TYPE_CHECKING:
+    import rookery
 
 LONG = 120.0  # seconds: never reached unless something is broken
 SMALL: dict[str, Any] = {"quiet": True, "seed": 3, "actors": 2, "envs_per_actor": 2, "topology": "ray_cluster"}
@@ -29,6 +33,8 @@ def cluster_of(nodes: int = 3, cpus: int = 2, **system: Any) -> Iterator[Any]:
     import ray
     from ray._private import worker
     from ray.cluster_utils import Cluster
+
+    from rookery.topologies.ray_cluster import HEALTH
 
     worker.print_worker_logs = lambda *args, **more: None
     head = {"num_cpus": cpus, "include_dashboard": False, "_system_config": HEALTH | system}
@@ -74,61 +80,68 @@ def messages(folder: Path) -> list[str]:
 
 
 class Run(threading.Thread):
-    """A training run in a thread, so that the test may trouble it meanwhile."""
+    """A training run in a thread of this process, so that a test may trouble it meanwhile."""
 
-    def __init__(self, recipe: str, **fields: Any):
+    def __init__(self, recipe: str, out: Path, **fields: Any):
+        from rookery.processes.signals import Signals
+        from rookery.run.run import check, configure
+
         super().__init__(daemon=True)
-        self.recipe, self.fields = recipe, fields
-        self.run_: rookery.Run | None = None
-        self.error: BaseException | None = None
+        env = fields.pop("env", "CartPole-v1")
+        self.config = check(configure(recipe, env, out=str(out), **(SMALL | fields)))
+        self.folder = out
+        self.signals = Signals()
+        self.told: list[str] = []
+        self._run: rookery.Run | None = None
+        self._error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
+        from rookery.run.run import start
+
         try:
-            self.run_ = rookery.train(self.recipe, **self.fields)
+            with self.signals:
+                self._run = start(self.config, self.signals, self.told.append)
         except BaseException as error:
-            self.error = error
+            self._error = error
+
+    def running(self) -> bool:
+        """Whether it has not ended; if an error ended it, that is raised."""
+        if self._error is not None:
+            raise self._error
+        return self.is_alive()
+
+    def end(self) -> None:
+        """Ask it to write a checkpoint and end, as a signal would."""
+        self.signals.request(signal.SIGTERM)
 
     def result(self) -> rookery.Run:
         self.join(LONG)
-        assert not self.is_alive(), "the run does not end"
-        if self.error is not None:
-            raise self.error
-        assert self.run_ is not None
-        return self.run_
+        assert not self.running(), "the run does not end"
+        assert self._run is not None
+        return self._run
 
 
 # Environments
 
 
 class Gate(Counter):
-    """An episode's step waits as long as a file exists: the test decides when a run goes on."""
+    """Episodes without end. At every 16th step, the tenth of them first, it waits as long as a file exists."""
 
     def __init__(self, file: str):
-        super().__init__(lengths=(20,))
-        self.file = Path(file)
+        super().__init__(lengths=(10**9,))
+        self.file, self.steps = Path(file), 0
 
     def step(self, action: Any) -> Any:
-        while self.file.exists():
+        self.steps += 1
+        while self.steps % 16 == 10 and self.file.exists():
             time.sleep(0.01)
+        time.sleep(0.001)
         return super().step(action)
 
 
 def gate(file: str) -> gymnasium.Env:
     return Gate(file)
-
-
-def slow(seconds: float = 0.002) -> gymnasium.Env:
-    """A run of it takes long enough to be troubled in the middle."""
-    env = Counter(lengths=(20,))
-    step = env.step
-
-    def step_slowly(action: Any) -> Any:
-        time.sleep(seconds)
-        return step(action)
-
-    env.step = step_slowly  # type: ignore[method-assign]
-    return env
 
 
 def missing_there(pid: int) -> gymnasium.Env:
