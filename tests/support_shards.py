@@ -12,7 +12,8 @@ from support_parcels import SERIAL, VECTOR, Maker, replay
 
 from rookery.core.types import ActorReport, Delivery, EnvSpec, Replay, Sample
 from rookery.roles.shard import Shard, ShardSetup
-from rookery.tables.shard import Answer, ShardLost
+from rookery.tables.service import ServiceLost
+from rookery.tables.shard import Answer
 from rookery.tables.shards import ShardedReplay
 
 ITEMS, FRAMES = 6, 8
@@ -31,7 +32,7 @@ class StepShard:
         if self.up:
             self._asked.append((future, op, args))
         else:
-            future.set_exception(ShardLost("away"))
+            future.set_exception(ServiceLost("away"))
         return future
 
     def look(self) -> None:
@@ -48,7 +49,7 @@ class StepShard:
     def kill(self, why: str) -> None:
         self.life, self.up, self.why = self.life + 1, False, why
         while self._asked:
-            self._asked.popleft()[0].set_exception(ShardLost(why))
+            self._asked.popleft()[0].set_exception(ServiceLost(why))
 
     def revive(self) -> None:
         self.shard, self.up = Shard(self.setup), True

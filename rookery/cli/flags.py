@@ -22,7 +22,7 @@ from rookery.core.errors import UsageError
 T = TypeVar("T")
 
 # Short forms of flags that are often needed.
-SHORT = {"core": "net.core", "precision": "net.precision", "lag": "algo.queue.lag", "ray_address": "ray.address"}
+SHORT = {"core": "net.core", "precision": "net.precision", "lag": "algo.queue.lag", "ray-address": "ray.address"}
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 HELP = ("-h", "--help")
 

@@ -155,6 +155,7 @@ class RayConfig:
     cpus_per_shard: Positive = 1.0  # CPUs that Ray reserves for each part of a replay memory (algo.replay.shards)
     least: Whole = 0  # actors that are enough to go on while there is no room for the others; 0: all of them
     aggregators: Whole = 0  # Ray actors that put batches together for the learner; 0: it does so itself
+    cpus_per_aggregator: Positive = 1.0  # CPUs that Ray reserves for each of them
     store_gib: NotNegative = 0.0  # object store of a cluster that is started, in GiB; 0: Ray's choice
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,15 +37,51 @@ class Load(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Loaded:
     load: Load
-    sample: Sample
+    sample: Sample | None  # None: some of the data is gone
+
+
+class Batches(Protocol):
+    """What makes batches for a queue."""
+
+    under_way: deque[Load]  # begun, and not taken yet
+    direct: bool  # whether `now` can be called
+    look: float  # seconds to wait for deliveries while a batch is under way
+
+    @property
+    def room(self) -> bool:
+        """Whether another batch could be begun."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether the batch that was begun first can be taken."""
+        ...
+
+    def start(self, load: Load) -> None: ...
+    def take(self) -> Loaded | None:
+        """The batch that was begun first, or None if it is not made yet."""
+        ...
+
+    def now(self, load: Load) -> Sample:
+        """The batch, made at once."""
+        ...
+
+    def give_back(self, memory: Any) -> None:
+        """A batch was trained on: `keys` of its sample."""
+        ...
+
+    def stats(self) -> dict[str, float]: ...
+    def close(self) -> None: ...
 
 
 class Batcher:
     """Makes batches of unrolls, at once or in threads. `keys` of its samples is the memory: give it back."""
 
+    direct, look = True, 0.001
+
     def __init__(self, threads: int = 0, buffers: int = 1, device: str = "cpu"):
         self._idle: deque[Arrays] = deque({} for _ in range(buffers))  # by path; made when their size is known
-        self._to = None if device == "cpu" else _ToDevice(device)
+        self._to = None if device == "cpu" else ToDevice(device)
         # Not a SimpleQueue: its `get` may wait for ever, whatever its timeout, if another thread takes what woke it.
         self._inbox: queue.Queue[tuple[Load, Arrays]] = queue.Queue()
         self.under_way: deque[Load] = deque()  # given to threads, and not taken yet
@@ -91,6 +127,9 @@ class Batcher:
         """A batch was trained on: its memory may be filled again."""
         self._idle.append(memory)
 
+    def stats(self) -> dict[str, float]:
+        return {}
+
     def close(self) -> None:
         loader, self._loader = self._loader, None  # it holds this object as this object holds it
         if loader is not None:
@@ -107,22 +146,9 @@ class Batcher:
 
     def _made(self, load: Load, memory: Arrays) -> Sample:
         parts = [delivery.arrays for delivery in load.deliveries] + list(load.replayed)
-        arrays = {}
-        for path, first in parts[0].items():
-            axis = 0 if path in FLAT else 1
-            shape = list(first.shape)
-            shape[axis] *= len(parts)
-            if path not in memory or memory[path].shape != tuple(shape):
-                memory[path] = self._empty(tuple(shape), first.dtype)
-            arrays[path] = np.concatenate([part[path] for part in parts], axis, out=memory[path])
-        batch = tree.map_fields(as_unroll(arrays), tree.to_torch)
+        arrays = side_by_side(parts, memory, self._empty)
         new = len(load.deliveries) * len(load.deliveries[0].arrays["lane"])
-        if load.replayed:
-            batch = tree.replace(batch, replayed=torch.arange(len(batch.lane)) >= new)
-        versions = arrays["version"][:new].copy()
-        if self._to is not None:
-            batch = self._to(batch)
-        return Sample(batch, versions, load.steps, memory)
+        return sample_of(arrays, new, load.steps, memory, self._to)
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         if self._to is None:
@@ -131,7 +157,29 @@ class Batcher:
         return torch.empty(shape, dtype=like.dtype, pin_memory=True).numpy()
 
 
-class _ToDevice:
+def side_by_side(parts: Sequence[Arrays], memory: Arrays, empty: Callable[..., np.ndarray] = np.empty) -> Arrays:
+    """The arrays of several unrolls as those of one, in `memory` where it fits; what is missing there is made."""
+    arrays = {}
+    for path, first in parts[0].items():
+        axis = 0 if path in FLAT else 1
+        shape = list(first.shape)
+        shape[axis] *= len(parts)
+        if path not in memory or memory[path].shape != tuple(shape):
+            memory[path] = empty(tuple(shape), first.dtype)
+        arrays[path] = np.concatenate([part[path] for part in parts], axis, out=memory[path])
+    return arrays
+
+
+def sample_of(arrays: Arrays, new: int, steps: int, keys: Any, to: Callable[[Unroll], Unroll] | None = None) -> Sample:
+    """A batch of which the first `new` lanes, with so many `steps`, are trained on for the first time."""
+    batch = tree.map_fields(as_unroll(arrays), tree.to_torch)
+    if new < len(batch.lane):
+        batch = tree.replace(batch, replayed=torch.arange(len(batch.lane)) >= new)
+    versions = arrays["version"][:new].copy()
+    return Sample(batch if to is None else to(batch), versions, steps, keys)
+
+
+class ToDevice:
     """Copies batches to a GPU on a stream of its own; the learner's stream waits for the copy, not the processor."""
 
     def __init__(self, device: str):

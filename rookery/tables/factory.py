@@ -10,7 +10,7 @@ import numpy as np
 from rookery.core.errors import UsageError
 from rookery.core.machine import Machine, amount
 from rookery.core.types import Circular, DataPlan, EnvSpec, Mix, Queue, Replay, Shapes
-from rookery.tables.batch import Batcher
+from rookery.tables.batch import Batcher, Batches
 from rookery.tables.circular import CircularTable
 from rookery.tables.memory import ReplayMemory
 from rookery.tables.queue import LagQueue, RoundQueue
@@ -24,10 +24,11 @@ SPARE = 0.9  # share of the free memory that a replay memory may take
 
 def make_table(
     plan: DataPlan, shapes: Shapes, spec: EnvSpec, actors: int, seed: int, alone: bool, device: str = "cpu",
-    ranks: int = 1,
+    ranks: int = 1, batches: Batches | None = None,
 ) -> Table:  # fmt: skip
     """`shapes`: of what actors hand over. `alone`: actors and learner share one process, and take turns with replay.
-    `ranks`: processes on this machine that make a table like it.
+    `ranks`: processes on this machine that make a table like it. `batches`: who puts batches of unrolls together, and
+    keeps earlier unrolls, if others do.
     """
     table = plan.table
     if isinstance(table, Replay):
@@ -35,13 +36,20 @@ def make_table(
         kind = ReplayTable if alone or table.in_turns else FreeReplayTable
         return kind(ReplayMemory(table, shapes, spec, actors, seed), table, actors)
     if isinstance(table, Queue):
-        return _queue(table, actors, alone, device)
+        return _queue(table, actors, alone, device, batches=batches)
     if isinstance(table, Circular):
         check_batches(table, shapes, actors)
-        return CircularTable(_queue(table.queue, actors, alone, device, table), table.batches, table.uses, seed)
+        queue = _queue(table.queue, actors, alone, device, table, batches=batches)
+        return CircularTable(queue, table.batches, table.uses, seed)
     check_ring(table, shapes, actors)
-    ring = UnrollRing(table.ring, table.proportion, seed, table.shards)
-    return _queue(table.queue, actors, alone, device, ring=ring)
+    ring = UnrollRing(table.ring, table.proportion, seed, table.shards) if batches is None else None
+    return _queue(table.queue, actors, alone, device, ring=ring, batches=batches)
+
+
+def ring_share(plan: DataPlan, parts: int) -> tuple[int, float]:
+    """Unrolls that each of several parts of a ring keeps, and those it adds for each new one; 0: there is no ring."""
+    table = plan.table
+    return (max(1, table.ring // parts), table.proportion) if isinstance(table, Mix) else (0, 0.0)
 
 
 def _queue(
@@ -51,6 +59,7 @@ def _queue(
     device: str,
     circular: Circular | None = None,
     ring: UnrollRing | None = None,
+    batches: Batches | None = None,
 ) -> RoundQueue | LagQueue:
     batch = plan.batch or actors
     if plan.max_lag == 0:
@@ -59,7 +68,7 @@ def _queue(
                 f"without lag a batch is one unroll of each of the {actors} actors, not {batch}; leave "
                 "algo.queue.batch out, or allow a lag (algo.queue.lag)"
             )
-        return RoundQueue(actors, ring)
+        return RoundQueue(actors, ring, batches)
     if (plan.max_lag + 1) * batch < actors:
         raise UsageError(
             f"a lag of {plan.max_lag} and batches of {batch} keep {(plan.max_lag + 1) * batch} of {actors} actors at "
@@ -67,7 +76,7 @@ def _queue(
             "batches"
         )
     kept = 0 if circular is None else circular.batches
-    batcher = Batcher(0 if alone else plan.loaders, plan.buffers + kept, device)
+    batcher = batches or Batcher(0 if alone else plan.loaders, plan.buffers + kept, device)
     # While an unroll is on its way, all that is kept and the batches before it may be used up.
     max_lag = plan.max_lag if circular is None else (plan.max_lag + kept) * circular.uses
     return LagQueue(actors, batch, max_lag, plan.max_lag + 1, ring, batcher)

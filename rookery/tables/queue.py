@@ -15,20 +15,19 @@ from collections import deque
 import numpy as np
 
 from rookery.core.types import Delivery, Sample
-from rookery.tables.batch import Batcher, Load, Loaded, live_steps, load_of
+from rookery.tables.batch import Batcher, Batches, Load, Loaded, live_steps, load_of
 from rookery.tables.rounds import Rounds
 from rookery.tables.table import POLL, Losses, Plain
 from rookery.tables.unroll_ring import UnrollRing
-
-LOOK = 0.001  # seconds to wait for a delivery while a batch is being put together
 
 
 class RoundQueue(Plain):
     rounds, paced_by_env = True, False
 
-    def __init__(self, actors: int, ring: UnrollRing | None = None):
+    def __init__(self, actors: int, ring: UnrollRing | None = None, batcher: Batches | None = None):
         self._round, self._ring = Rounds(actors), ring
-        self._batcher = Batcher()
+        self._batcher = batcher or Batcher()
+        self._losses = Losses()
         self._stale = self._steps = 0  # steps whose action is older than their unroll, and all steps
 
     def __len__(self) -> int:
@@ -36,11 +35,12 @@ class RoundQueue(Plain):
 
     @property
     def steps(self) -> int:
-        return sum(live_steps(delivery.arrays) for delivery in self._round.delivered.values())
+        under_way = sum(load.steps for load in self._batcher.under_way)
+        return under_way + sum(live_steps(delivery.arrays) for delivery in self._round.delivered.values())
 
     @property
     def due(self) -> bool:
-        return self._round.complete
+        return self._round.complete or bool(self._batcher.under_way)
 
     @property
     def open(self) -> bool:
@@ -48,14 +48,16 @@ class RoundQueue(Plain):
 
     @property
     def settled(self) -> bool:
-        return not self._round.open
+        return not (self._round.open or self._batcher.under_way)
 
     @property
     def patience(self) -> float:
+        if self._batcher.under_way and not self._batcher.ready:
+            return self._batcher.look
         return 0.0 if self.due else POLL
 
     def wants(self, actor: int, going: bool) -> bool:
-        return self._round.wants(actor, going)
+        return self._round.wants(actor, going) and not self._batcher.under_way
 
     def ordered(self, actor: int, version: int) -> None:
         self._round.order(actor)
@@ -65,11 +67,18 @@ class RoundQueue(Plain):
         self._stale, self._steps = self._stale + delivery.report.stale, self._steps + delivery.report.steps
 
     def next(self, version: int, progress: float) -> Sample | None:
-        if not self._round.complete:
+        if self._round.complete and not self._batcher.direct and self._batcher.room:
+            self._batcher.start(load_of(self._round.take(), self._ring))
+        if (loaded := self._batcher.take()) is not None:
+            load, sample = loaded.load, loaded.sample
+        elif self._round.complete and self._batcher.direct:
+            load = load_of(self._round.take(), self._ring)
+            sample = self._batcher.now(load)
+        else:
             return None
-        load = load_of(self._round.take(), self._ring)
-        sample = self._batcher.now(load)
         _hand_over(load, self._ring, version)
+        if sample is None:
+            self._losses.drop(load.steps, "lost")
         return sample
 
     def update(self, sample: Sample, priorities: np.ndarray | None, version: int) -> None:
@@ -80,11 +89,14 @@ class RoundQueue(Plain):
         return 0
 
     def losses(self) -> Losses:
-        return Losses()
+        return self._losses.taken()
 
     def stats(self) -> dict[str, float]:
         stale = {"stale_share": self._stale / self._steps} if self._stale else {}
-        return stale if self._ring is None else stale | self._ring.stats()
+        return stale | self._batcher.stats() | ({} if self._ring is None else self._ring.stats())
+
+    def close(self) -> None:
+        self._batcher.close()
 
 
 class LagQueue(Plain):
@@ -104,7 +116,7 @@ class LagQueue(Plain):
         max_lag: int,
         batches: int | None = None,
         ring: UnrollRing | None = None,
-        batcher: Batcher | None = None,
+        batcher: Batches | None = None,
     ):
         assert batch >= 1 and max_lag >= 1, (batch, max_lag)
         self.batch, self.max_lag, self.bound = batch, max_lag, (batches or max_lag + 1) * batch
@@ -113,7 +125,8 @@ class LagQueue(Plain):
         self._young: deque[int] = deque()  # the same of all actors, in order, without those that are too old
         self._waiting: deque[tuple[int, Delivery]] = deque()  # version, unroll
         self._version = 0
-        self._ring, self._batcher = ring, batcher or Batcher()
+        self._ring = ring
+        self._batcher: Batches = batcher or Batcher()
         self._losses = Losses()
         self._taken = self._late = 0  # unrolls that were trained on, and that were too old
 
@@ -141,7 +154,7 @@ class LagQueue(Plain):
     def patience(self) -> float:
         if self._batcher.ready:
             return 0.0
-        return LOOK if self._loading else POLL * (not self.due)
+        return self._batcher.look if self._loading else POLL * (not self.due)
 
     def wants(self, actor: int, going: bool) -> bool:
         return going and len(self) + len(self._young) < self.bound
@@ -166,8 +179,8 @@ class LagQueue(Plain):
         """The oldest version that is still trained on."""
         return self._version - self.max_lag
 
-    def _drop(self, delivery: Delivery) -> None:
-        self._losses.drop(live_steps(delivery.arrays), "too_old")
+    def _drop(self, delivery: Delivery, reason: str = "too_old") -> None:
+        self._losses.drop(live_steps(delivery.arrays), reason)
         self._late += 1
         delivery.release()
 
@@ -179,9 +192,9 @@ class LagQueue(Plain):
             self._drop_older(self._oldest)
         loaded = self._loaded()
         self._load_ahead(version + (loaded is not None))
-        if loaded is not None:
+        if loaded is not None and loaded.sample is not None:
             return self._handed_over(loaded.load, loaded.sample)
-        if self._loading or len(self._waiting) < self.batch:
+        if self._loading or len(self._waiting) < self.batch or not self._batcher.direct:
             return None
         load = self._next_load()
         return self._handed_over(load, self._batcher.now(load))
@@ -189,6 +202,10 @@ class LagQueue(Plain):
     def _loaded(self) -> Loaded | None:
         """The batch whose turn it is, if threads have made it; one that took too long is dropped as a whole."""
         while (loaded := self._batcher.take()) is not None:
+            if loaded.sample is None:
+                for delivery in loaded.load.deliveries:
+                    self._drop(delivery, "lost")
+                continue
             if loaded.sample.versions.min() >= self._oldest:
                 return loaded
             self._batcher.give_back(loaded.sample.keys)
@@ -237,7 +254,7 @@ class LagQueue(Plain):
 
     def stats(self) -> dict[str, float]:
         share = self._late / max(1, self._late + self._taken)
-        return {"late_share": share} | ({} if self._ring is None else self._ring.stats())
+        return {"late_share": share} | self._batcher.stats() | ({} if self._ring is None else self._ring.stats())
 
     def close(self) -> None:
         self._batcher.close()

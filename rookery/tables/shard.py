@@ -1,22 +1,17 @@
 """What goes between a replay memory in parts and its parts: what is asked for, and what every answer carries.
 
-A part is a `roles.shard.Shard`, in this process or in another one; the table in front of all of them (`shards.py`)
-knows it by a handle. A handle carries out what it is asked in the order in which it was asked.
+A part is a `roles.shard.Shard`, mostly in another process; the table in front of all of them (`shards.py`) knows it as
+a `service.Service`.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rookery.core.types import Arrays
 from rookery.tables.drawn import Keys
-
-
-class ShardLost(Exception):
-    """A part of the memory is gone, with all it held."""
 
 
 class Books(NamedTuple):
@@ -55,50 +50,3 @@ class Saved(NamedTuple):
 class Answer(NamedTuple):
     books: Books
     value: Any = None
-
-
-class Handle(Protocol):
-    life: int  # how many shards in this place were lost; the next one starts empty
-
-    @property
-    def up(self) -> bool:
-        """Whether there is one now."""
-        ...
-
-    def ask(self, op: str, *args: Any) -> Future[Answer]:
-        """Call the method `op` of the shard. The future fails with `ShardLost` when the shard is gone."""
-        ...
-
-    def look(self) -> None:
-        """Called again and again: a lost shard is reported and replaced here. Does not wait."""
-        ...
-
-    def kill(self, why: str) -> None:
-        """End a shard that does not answer; it is lost then."""
-        ...
-
-
-class LocalShard:
-    """A shard in this process, with a thread of its own. It is not replaced when it is killed."""
-
-    def __init__(self, shard: Any):
-        self._shard, self.life, self.up = shard, 0, True
-        self._thread = ThreadPoolExecutor(1, "shard")
-
-    def ask(self, op: str, *args: Any) -> Future[Answer]:
-        return self._thread.submit(self._call, self.life, op, args)
-
-    def _call(self, life: int, op: str, args: tuple[Any, ...]) -> Answer:
-        answer = getattr(self._shard, op)(*args) if self.up else None
-        if answer is None or life != self.life:
-            raise ShardLost("the shard was killed")
-        return answer
-
-    def look(self) -> None:
-        pass
-
-    def kill(self, why: str) -> None:
-        self.life, self.up = self.life + 1, False
-
-    def close(self) -> None:
-        self._thread.shutdown()

@@ -26,7 +26,8 @@ from rookery.core.errors import LearnerError, UsageError
 from rookery.core.types import Delivery, Replay, Sample, Sequences, Transitions
 from rookery.tables.drawn import as_batch, importance_weights
 from rookery.tables.front import Front
-from rookery.tables.shard import Answer, Books, Handle, Part, ShardLost
+from rookery.tables.service import Service, ServiceLost
+from rookery.tables.shard import Answer, Books, Part
 from rookery.tables.table import POLL, Losses, Plain
 
 AHEAD = 3  # unrolls per actor that runs ahead
@@ -48,7 +49,7 @@ class _Place:
     """One shard after the other, as this table knows it."""
 
     index: int
-    handle: Handle
+    handle: Service
     life: int = 0
     up: bool = True  # at the last look
     books: Books = field(default_factory=Books)
@@ -89,7 +90,7 @@ class ShardedReplay(Plain):
     wake: Callable[[], None] | None = None  # called from another thread when there is something to hear
     woken: Callable[[], None] | None = None  # called before answers are heard
 
-    def __init__(self, handles: Sequence[Handle], plan: Replay, actors: int, seed: int, deadline: float = 60.0):
+    def __init__(self, handles: Sequence[Service], plan: Replay, actors: int, seed: int, deadline: float = 60.0):
         """`deadline`: seconds that a shard may take to answer, and that all may be away."""
         if plan.memory.sampler == "rank":
             raise UsageError(
@@ -335,7 +336,7 @@ class ShardedReplay(Plain):
             self._lose(place, asked.life)
         try:
             answer = asked.future.result()
-        except ShardLost:
+        except ServiceLost:
             asked.done(None)
             return
         if asked.life == place.life:

@@ -17,6 +17,7 @@ from rookery.core.seeding import seed_of
 from rookery.core.types import Failure, Sample, Shapes, StepReport
 from rookery.crews.crew import Crew, Setup
 from rookery.metrics.ledger import Round
+from rookery.tables.batch import Batches
 from rookery.tables.factory import make_table
 from rookery.tables.table import Table
 from rookery.topologies.job import Job
@@ -48,12 +49,16 @@ def prepare(job: Job, table: Table, shapes: Shapes, floats: int) -> Setup:
     return Setup(job.algorithm, shapes, floats, table.ahead, job.sequences, job.states, failed, journal.say)
 
 
-def table_of(job: Job, shapes: Shapes, alone: bool) -> Table:
-    """The table that the algorithm's plan asks for, as the checkpoint left it if the run is resumed."""
+def table_of(job: Job, shapes: Shapes, alone: bool, batches: Batches | None = None) -> Table:
+    """The table that the algorithm's plan asks for, as the checkpoint left it if the run is resumed.
+
+    `batches`: who puts batches of unrolls together, if not this process.
+    """
     config = job.config
     seed = config.seed if job.rank == 0 else seed_of(config.seed, "rank", job.rank)  # of what it draws from its memory
     ranks = job.learner.reduce.here
-    table = make_table(job.algorithm.plan(), shapes, job.spec, config.actors, seed, alone, config.device, ranks)
+    plan, device = job.algorithm.plan(), config.device
+    table = make_table(plan, shapes, job.spec, config.actors, seed, alone, device, ranks, batches)
     restore_table(job, table)
     return table
 

@@ -33,7 +33,7 @@ from rookery.crews.ray import ray_crew
 from rookery.crews.ray_rank import RayRanks
 from rookery.processes.signals import Signals
 from rookery.processes.threads import available_cores
-from rookery.topologies import allreduce, async_grads, local, sharded
+from rookery.topologies import allreduce, async_grads, by_reference, local
 from rookery.topologies.job import Job
 
 INSTALL = 'topology ray_cluster needs Ray, which is not installed: pip install "rookery[ray]"'
@@ -64,8 +64,9 @@ def run(
         job = open_job(crew.spec)
         if gradients:
             return async_grads.train(crew, job)
-        parts = job.algorithm.plan().table.parts
-        return local.train(crew, job) if parts == 1 else sharded.train(crew, job)
+        if job.algorithm.plan().table.parts > 1:
+            return by_reference.sharded(crew, job)
+        return by_reference.aggregated(crew, job) if config.ray.aggregators else local.train(crew, job)
 
 
 def _run_rank(
@@ -73,6 +74,8 @@ def _run_rank(
 ) -> Job:
     """One of several learners. Its actors are Ray actors too, unless it acts itself (`group.crew`)."""
     remote = config.group.crew == "processes"
+    if config.ray.aggregators:
+        raise UsageError("aggregators serve one learner: use ray.aggregators 0 with several ranks")
     with (
         joined(config) if remote else contextlib.nullcontext(),
         allreduce.crew_of(config, folder, signals, group, ray_crew) as crew,
@@ -230,19 +233,21 @@ def _told(error: Exception) -> str:
 def _cpus(config: RunConfig) -> float:
     """That all Ray actors of a run reserve."""
     places = config.actors if config.ranks == 1 else config.ranks * (config.actors + 1)
-    return places * config.ray.cpus_per_actor + _cpus_of_shards(config)
+    return places * config.ray.cpus_per_actor + _cpus_of_services(config)
 
 
-def _cpus_of_shards(config: RunConfig) -> float:
-    replay = getattr(config.algo, "replay", None)
-    return 0.0 if replay is None or replay.shards == 1 else replay.shards * config.ray.cpus_per_shard
+def _cpus_of_services(config: RunConfig) -> float:
+    """Of parts of a replay memory, and of aggregators."""
+    replay, ray = getattr(config.algo, "replay", None), config.ray
+    shards = 0 if replay is None or replay.shards == 1 else replay.shards
+    return shards * ray.cpus_per_shard + ray.aggregators * ray.cpus_per_aggregator
 
 
 def check_cpus(config: RunConfig) -> None:
     """UsageError if the cluster will never have room for as many actors as are needed."""
     import ray
 
-    have = ray.cluster_resources().get("CPU", 0.0) - _cpus_of_shards(config)
+    have = ray.cluster_resources().get("CPU", 0.0) - _cpus_of_services(config)
     each, least = config.ray.cpus_per_actor, config.ray.least or config.actors
     if config.ranks > 1:
         placed = config.ranks - 1 + (config.ranks * config.actors if config.group.crew == "processes" else 0)

@@ -10,7 +10,8 @@ from typing import Any
 
 from rookery.core.errors import CheckpointError, StorageError
 from rookery.processes.signals import Patience, Signals
-from rookery.tables.shard import Answer, Saved, ShardLost
+from rookery.tables.service import ServiceLost
+from rookery.tables.shard import Answer, Saved
 from rookery.tables.shards import ShardedReplay
 from rookery.topologies.replay_saver import LAST_SAVE, LOOK
 
@@ -78,7 +79,7 @@ class ShardSaver:
     def _answers(self) -> list[Saved]:
         """Those that have come. A lost shard has said that by other ways."""
         done = [answer for answer in self._asked if answer.done()]
-        return [answer.result().value for answer in done if not isinstance(answer.exception(), ShardLost)]
+        return [answer.result().value for answer in done if not isinstance(answer.exception(), ServiceLost)]
 
     def _errors(self) -> list[str]:
         return [saved.error for saved in self._answers() if saved.error]

@@ -15,7 +15,7 @@ from rookery.roles.shard import Shard, ShardSetup
 from rookery.tables import shards as shards_module
 from rookery.tables.drawn import importance_weights
 from rookery.tables.factory import make_table
-from rookery.tables.shard import LocalShard, ShardLost
+from rookery.tables.service import LocalService, ServiceLost
 from rookery.tables.shards import ShardedReplay
 
 PRIORITIES = np.array([0.5, 1.0, 2.0, 4.0, 8.0, 3.0])
@@ -282,7 +282,7 @@ def test_a_soft_capacity_is_kept_by_every_shard():
 
 def test_at_the_end_what_was_asked_is_answered():
     rig = ShardRig()
-    local = [LocalShard(handle.shard) for handle in rig.handles]
+    local = [LocalService(handle.shard) for handle in rig.handles]
     rig.table = ShardedReplay(local, rig.plan, 4, 7)
     woken = []
     rig.table.wake = lambda: woken.append(1)
@@ -291,7 +291,7 @@ def test_at_the_end_what_was_asked_is_answered():
     assert len(rig.released) == 4 and len(rig.table) == 4 * ITEMS and rig.balanced() and woken
     for shard in local:
         shard.kill("over")
-        with pytest.raises(ShardLost):
+        with pytest.raises(ServiceLost):
             shard.ask("stats").result(60)
         shard.close()
 
