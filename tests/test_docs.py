@@ -7,6 +7,7 @@ would begin: training, playing and plotting are replaced by an exception.
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import sys
@@ -25,7 +26,7 @@ from rookery.algorithms.dqn import DQN, DQNConfig
 from rookery.algorithms.registry import encode_config
 from rookery.cli.main import VERBS, main
 from rookery.core import errors
-from rookery.core.config import NetConfig, ReplayConfig
+from rookery.core.config import NetConfig, RayConfig, ReplayConfig
 from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.recipes import RECIPES
 from rookery.tables.builder import parcel_shapes
@@ -109,6 +110,7 @@ def no_work(monkeypatch, tmp_path):
     import rookery.cli.check_env
     import rookery.metrics.plot
     import rookery.play.policy
+    import rookery.run.cluster_work
     import rookery.run.run
 
     for module, name in (
@@ -117,6 +119,7 @@ def no_work(monkeypatch, tmp_path):
         (rookery.play.policy, "load"),
         (rookery.metrics.plot, "plot_runs"),
         (rookery.cli.check_env, "ask"),
+        (rookery.run.cluster_work, "spec_of"),
     ):
         monkeypatch.setattr(module, name, begin)
     monkeypatch.syspath_prepend(ROOT)
@@ -152,7 +155,7 @@ def test_the_command_check_can_fail(no_work, capsys):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_and_fields_in_the_text_exist(page):
-    from rookery.cli import check_env, doctor, play, plot, recipes
+    from rookery.cli import check_env, cluster_plan, doctor, play, plot, recipes
     from rookery.cli.configure import EXTRA
     from rookery.cli.flags import SHORT, flags_of
 
@@ -160,7 +163,15 @@ def test_flags_and_fields_in_the_text_exist(page):
     meant = [recipe for name, recipe in RECIPES.items() if PAGE_OF[name] == page] or RECIPES.values()
     fields = {flag for recipe in meant for flag in flags_of(recipe.build("any", spec=None, preset="pixels"))}
     groups = {field[:at] for field in fields for at in range(len(field)) if field[at] == "."}
-    shown = (play.Eval, play.Record, plot.Plot, recipes.Recipes, check_env.CheckEnv, doctor.Doctor)
+    shown = (
+        play.Eval,
+        play.Record,
+        plot.Plot,
+        recipes.Recipes,
+        check_env.CheckEnv,
+        doctor.Doctor,
+        cluster_plan.Options,
+    )
     known = fields.union(groups, EXTRA, SHORT, ("help", "envs"), *(flags_of(verb) for verb in shown))
     named = re.findall(r"(?<![\w/.-])--((?:no-)?)([a-z][\w.-]*)", without_code(page))
     assert [name for _, name in named if name.rstrip(".") not in known] == []
@@ -322,6 +333,33 @@ def test_every_field_of_the_replay_memory_is_on_its_page_or_the_command_line():
     text = (ROOT / "docs/replay.md").read_text() + (ROOT / "docs/cli.md").read_text()
     missing = [field.name for field in fields(ReplayConfig) if not re.search(rf"[`.]{field.name}\b", text)]
     assert missing == []
+
+
+def test_every_field_of_ray_is_on_the_page_of_clusters_with_its_default():
+    rows = rows_of(ROOT / "docs/cluster-running.md", "field")[1:]
+    told = {row[0].strip("`"): row[1] for row in rows}
+    assert told == {
+        f"ray.{field.name}": shown(field.default) if field.default != "" else "empty" for field in fields(RayConfig)
+    }
+
+
+def test_every_error_on_the_page_of_clusters_is_in_the_code():
+    code = [path for name in ("crews", "pipes", "topologies") for path in (ROOT / "rookery" / name).glob("*.py")]
+    texts = [text for path in code for text in texts_in(ast.parse(path.read_text()))]
+    messages = [row[0] for row in rows_of(ROOT / "docs/cluster-running.md", "message")[1:]]
+    told = [told for message in messages for told in re.findall(r"`([^`]+)`", message)]
+    assert len(told) > 12 and [each for each in told if not any(each in text for text in texts)] == []
+
+
+def texts_in(code: ast.AST) -> list[str]:
+    """Every text of a program; what is filled in is left out."""
+    found = []
+    for node in ast.walk(code):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(str(part.value) for part in node.values if isinstance(part, ast.Constant)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return found
 
 
 def test_every_number_of_the_replay_memory_is_explained():

@@ -23,8 +23,8 @@ EXTRA = {  # flags of the command line that are no fields of a run
     "trust": (tuple[str, ...], "modules that a stored run may import and call, besides those on the list of Rookery"),
 }
 ABOUT = (
-    "Short forms: --core for --net.core, --precision for --net.precision, --lag for --algo.queue.lag, --ray-address for "
-    "--ray.address; 1e6, 100k and 2M are numbers."
+    "Short forms: --core for --net.core, --precision for --net.precision, --lag for --algo.queue.lag, --ray-address "
+    "for --ray.address; 1e6, 100k and 2M are numbers."
 )
 
 

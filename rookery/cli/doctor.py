@@ -25,6 +25,7 @@ EXTRAS = {  # extra -> (modules it brings, what for)
     "dmc": (("dm_control", "mujoco"), "tasks of the DeepMind Control Suite"),
     "box2d": (("Box2D", "pygame"), "LunarLander, BipedalWalker, CarRacing"),
     "fast": (("numba",), "quick draws from prioritised replay"),
+    "ray": (("ray",), "actors on a cluster"),
     "plots": (("matplotlib",), "learning curves as pictures"),
     "video": (("imageio_ffmpeg", "pygame"), "rookery record"),
     "tensorboard": (("tensorboard",), "TensorBoard events"),

@@ -83,6 +83,8 @@ def test_every_spelling_becomes_one(words, spelt):
 
 def test_short_forms_stand_for_long_ones():
     assert spell(["--core", "lstm"], {"net.core": str}) == ["--net.core", "lstm"]
+    assert spell(["--ray_address", "auto"], {"ray.address": str}) == ["--ray.address", "auto"]
+    assert spell(["--ray-address=auto"], {"ray.address": str}) == ["--ray.address=auto"]
 
 
 def test_an_unknown_flag_gets_the_nearest_names():
