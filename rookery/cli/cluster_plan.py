@@ -173,7 +173,8 @@ def _assumptions(work: Work, rates: Rates, nodes: Nodes, measured: list[str], co
         f"({count(config.envs_per_actor, 'environment')})",
         "learner_s": f"{rates.learner_s:.3g} s of the learner per "
         + ("gradient" if work.what == "gradients" else "update"),
-        "draws_per_s": f"{number(rates.draws_per_s)} items/s drawn from one part of the memory",
+        "draws_per_s": f"{number(rates.draws_per_s)} items/s drawn from one part of the memory"
+        + (" (a small one: a large one is slower)" if "draws_per_s" in measured else ""),
     }
     here = f"this machine ({available_cores()} cores{'' if config.device == 'cpu' else ', ' + config.device})"
     told = [f"{text}: {'measured on ' + here if name in measured else 'given'}." for name, text in names.items()

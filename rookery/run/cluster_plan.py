@@ -20,6 +20,7 @@ USABLE = 0.9  # share of a node's memory that is planned with
 LEARNING = 0.7  # of the time at most, where actors and learner take turns: beyond, the actors would do little but wait
 MOST_NODES = 2000  # that Ray is said to work with (its own scalability envelope)
 FLOAT_BYTES = 4
+RARE = 0.5  # draws of an item on average, below which the plan says so; Ape-X has 0.78
 ROUNDING = 1e-6
 
 
@@ -317,6 +318,9 @@ def _verdict(plan: Plan, limits: Sequence[Limit]) -> str:
             f"One learner does not carry the target. Either {plan.learners} train together (--ranks {plan.learners}), "
             f"each on batches of its own, or one is made faster: {_learner_faster(plan)}. With {plan.learners}: "
         )
+    drawn = plan.draws_per_s / plan.inserts_per_s if plan.inserts_per_s else 1.0
+    if drawn < RARE:
+        said += f"An item is drawn {drawn:.2g} times on average: a faster learner would use more of them. "
     flags = [f"--algo.replay.shards {plan.shards}"] if plan.shards > 1 else []
     flags += [f"--ray.aggregators {plan.aggregators}"] if plan.aggregators else []
     setting = f" Set {', '.join(flags)}." if flags else ""

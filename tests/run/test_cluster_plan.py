@@ -121,6 +121,12 @@ def test_a_learner_that_is_too_slow_is_said():
     assert workers.updates_per_s == pytest.approx(2)  # what it makes, and not what would be needed
 
 
+def test_items_that_are_hardly_ever_drawn_are_said():
+    slow = planned(apex(), Rates(139 / 4, 1.0, 20_000), FAST, 12_500)
+    assert "drawn 0.041 times on average" in slow.verdict  # 512 of 12,500
+    assert "on average" not in planned(apex(), Rates(139 / 4, 1 / 19, 20_000), FAST, 12_500).verdict
+
+
 def test_a_ratio_of_draws_asks_for_updates():
     plan = planned(replay(), Rates(100, 0.001, 10_000), FAST, 1000)
     assert plan.draws_per_s == pytest.approx(8000) and plan.updates_needed == pytest.approx(250)
