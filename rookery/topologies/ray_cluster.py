@@ -128,11 +128,14 @@ def _started(config: RunConfig) -> Iterator[None]:
     cpus = max(available_cores(), math.ceil(_cpus(config)))
     store: dict[str, Any] = {"object_store_memory": int(config.ray.store_gib * 2**30)} if config.ray.store_gib else {}
     try:
-        with _quietly(), _no_proxy(), _out_of_reach():
-            ray.init(
-                address="local", num_cpus=int(cpus), include_dashboard=False, _node_ip_address="127.0.0.1",
-                _temp_dir=folder, _system_config=HEALTH, log_to_driver=False, logging_level=logging.ERROR, **store,
-            )  # fmt: skip
+        try:
+            with _quietly(), _no_proxy(), _out_of_reach():
+                ray.init(
+                    address="local", num_cpus=int(cpus), include_dashboard=False, _node_ip_address="127.0.0.1",
+                    _temp_dir=folder, _system_config=HEALTH, log_to_driver=False, logging_level=logging.ERROR, **store,
+                )  # fmt: skip
+        except Exception as error:
+            raise UsageError(f"Ray could not start a cluster on this machine: {_told(error)}") from error
         if (address := ray.util.get_node_ip_address()) != "127.0.0.1":
             raise UsageError(f"this version of Ray listens on {address}, and not on the loopback interface only")
         yield
@@ -168,6 +171,7 @@ def _named(address: str) -> Iterator[None]:
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or _found()
     _check_reachable(address)
+    _check_answers(address)
     try:
         with _quietly():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -214,6 +218,25 @@ def _check_reachable(address: str) -> None:
         )
 
 
+def _check_answers(address: str) -> None:
+    """UsageError unless it is the head of a cluster that takes our token; Ray itself would ask 20 times."""
+    import ray
+    from ray import _raylet
+
+    raylet: Any = _raylet
+    try:
+        raylet.GcsClient(address=address)
+    except ray.exceptions.AuthenticationError as error:
+        raise UsageError(
+            f"the Ray cluster at {address} does not accept this process: its token is missing or wrong. Set "
+            "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of the cluster"
+        ) from error
+    except Exception as error:
+        raise UsageError(
+            f"what listens at {address} does not answer as the head of a Ray cluster does: {_told(error)}"
+        ) from error
+
+
 def _greets(peer: socket.socket) -> bool:
     peer.settimeout(ANSWER)
     try:
@@ -247,23 +270,25 @@ def check_cpus(config: RunConfig) -> None:
     """UsageError if the cluster will never have room for as many actors as are needed."""
     import ray
 
-    have = ray.cluster_resources().get("CPU", 0.0) - _cpus_of_services(config)
+    nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    have = sum(nodes) - _cpus_of_services(config)
     each, least = config.ray.cpus_per_actor, config.ray.least or config.actors
+    fit = min(sum(int((cpus + SLACK) // each) for cpus in nodes), int((have + SLACK) // each))
+    where = f"the cluster has {have:g} on {len(nodes)} nodes, room for {max(0, fit)} of {each:g}"
     if config.ranks > 1:
         placed = config.ranks - 1 + (config.ranks * config.actors if config.group.crew == "processes" else 0)
-        if placed * each > have + SLACK:
+        if placed > fit:
             raise UsageError(
-                f"{config.ranks} ranks need {placed * each:g} CPUs beside the first one, and the cluster has {have:g}: "
+                f"{config.ranks} ranks need {placed * each:g} CPUs beside the first one, and {where}: "
                 "use fewer ranks or actors, or fewer CPUs for each (ray.cpus_per_actor)"
             )
         return
-    if least * each <= have + SLACK:
+    if least <= fit:
         return
-    fit = int((have + SLACK) // each)
-    raise UsageError(
-        f"{config.actors} actors need {config.actors * each:g} CPUs, and the cluster has {have:g}: use --actors {fit}, "
-        f"or fewer CPUs for each (--ray.cpus-per-actor), or start with {fit} until there are more (--ray.least {fit})"
-    )
+    fewer = "use fewer CPUs for each (--ray.cpus-per-actor)"
+    if fit > 0:
+        fewer = f"use --actors {fit}, or {fewer[4:]}, or start with {fit} until there are more (--ray.least {fit})"
+    raise UsageError(f"{config.actors} actors need {config.actors * each:g} CPUs, and {where}: {fewer}")
 
 
 @contextlib.contextmanager
