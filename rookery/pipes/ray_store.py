@@ -19,11 +19,13 @@ import torch
 
 from rookery.core.errors import EnvError, UsageError
 from rookery.core.machine import amount
+from rookery.core.parcel import filled
 from rookery.core.types import Arrays, Shapes
 from rookery.pipes.bell import Alarm
 from rookery.pipes.channel import ChannelClosed
 
 BEAT = 1.0  # seconds between two questions whether an actor is alive
+FETCH = 60.0  # seconds that weights may take from the learner's node
 SMALL = 100_000  # bytes up to which Ray sends an object with the message, and not through its store
 BRIEF = ("version", "lane", "live", "count", "steps")  # arrays that a table decides by, where the others stay away
 WORK, WATCH, LIFE = "work", "watch", "life"  # groups of threads in an actor: orders; heartbeats; a call that never ends
@@ -219,7 +221,9 @@ class RayStore:
         import ray
 
         started = time.perf_counter()
-        self._weights, self._version = ray.put(vector.numpy()), version
+        reference = ray.put(vector.numpy())
+        self._weights = reference if vector.nbytes <= SMALL else [reference]  # in a list, it is fetched when it is used
+        self._version = version
         self.publish_s += time.perf_counter() - started
 
     def order(self, actor: int, slot: int) -> dict[str, Any]:
@@ -262,20 +266,25 @@ class RemoteBuffers:
 
     def __init__(self) -> None:
         self.beats, self.slot, self.row = 0, -1, 0
-        self._weights: tuple[np.ndarray, int] | None = None
+        self._weights: tuple[Any, int] | None = None
         self._cut = -1
 
     def open(self, index: int, memory: dict[str, Any]) -> None:
         self._shapes, self._by_reference = memory["shapes"], memory["by_reference"]
 
-    def offer(self, weights: np.ndarray | None, order: dict[str, Any]) -> None:
-        """The weights that an order came with; it comes without where they are those of the last one."""
+    def offer(self, weights: Any, order: dict[str, Any]) -> None:
+        """Weights that came with an order, or a reference in a list; None where they are those of the last one."""
         if weights is not None:
             self._weights = weights, order["version"]
 
     def pull(self, vector: torch.Tensor, order: dict[str, Any]) -> int:
         assert self._weights is not None
         weights, version = self._weights
+        if isinstance(weights, list):
+            import ray
+
+            weights = ray.get(weights[0], timeout=FETCH)
+            self._weights = weights, version
         np.copyto(vector.numpy(), weights)
         return version
 
@@ -289,7 +298,7 @@ class RemoteBuffers:
         self.row = row
 
     def finish(self, slot: int) -> dict[str, Any]:
-        arrays, more = self._arrays, dict[str, Any]()
+        arrays, more = filled(self._arrays), dict[str, Any]()
         size = sum(array.nbytes for array in arrays.values())
         if self._by_reference:
             import ray

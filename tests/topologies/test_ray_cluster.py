@@ -103,6 +103,7 @@ def assert_same(serial: rookery.Run, ray: rookery.Run) -> None:
 
 SAME: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", {"net": {"normalize_obs": True}}),
+    "ppo-wide": ("ppo", {"net": {"hidden": (200, 200)}}),  # weights that travel by the object store
     "ppo-lstm": ("ppo", {"net": {"core": "lstm", "core_size": 16, "normalize_obs": True}}),
     "dqn": ("dqn", {}),
 }

@@ -112,17 +112,17 @@ def test_a_node_with_a_shard_is_lost_and_training_goes_on(tmp_path, cluster, sha
     assert done.summary["replay"]["shards_lost"] == len(away)
 
 
-def test_a_shard_that_dies_again_and_again_ends_the_run(tmp_path, monkeypatch, shards):
-    started = RayService._started
+def test_a_shard_that_dies_again_and_again_ends_the_run(tmp_path, monkeypatch):
+    look = RayService.look
 
-    def dies(shard: RayService, life: int, answer: Any) -> None:
-        started(shard, life, answer)
-        if shard.wanted.setup["index"] == 1:
+    def dies(shard: RayService) -> None:
+        look(shard)
+        if shard.wanted.setup["index"] == 1 and shard.up:
             shard.kill("for the test")
 
-    monkeypatch.setattr(RayService, "_started", dies)
+    monkeypatch.setattr(RayService, "look", dies)
     with pytest.raises(LearnerError, match="shard 1 of the replay memory"):
-        train("apex_dqn", tmp_path / "run", supervisor={"restarts": 1})
+        train("apex_dqn", tmp_path / "run", **SLOW, supervisor={"restarts": 1}, env_steps=10**6)
 
 
 def test_a_memory_in_parts_is_saved_and_found_again(tmp_path, monkeypatch):
