@@ -140,6 +140,16 @@ class MarkedHere:
         return unmarked
 
 
+@contextlib.contextmanager
+def marking(mark: int) -> Iterator[None]:
+    """What this process starts meanwhile has this mark, and what that starts."""
+    _wear(add=mark)
+    try:
+        yield
+    finally:
+        _wear(remove=mark)
+
+
 def _wear(add: int | None = None, remove: int | None = None) -> bool:
     """Change the marks of this process itself; several runs in threads of one process may each have one.
 

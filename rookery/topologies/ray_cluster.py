@@ -31,6 +31,7 @@ from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import EnvSpec
 from rookery.crews.ray import ray_crew
 from rookery.crews.ray_rank import RayRanks
+from rookery.processes.orphans import GONE, end_marked, guarded, marking, new_mark
 from rookery.processes.signals import Signals
 from rookery.processes.threads import available_cores
 from rookery.topologies import allreduce, async_grads, by_reference, local
@@ -38,7 +39,8 @@ from rookery.topologies.job import Job
 
 INSTALL = 'topology ray_cluster needs Ray, which is not installed: pip install "rookery[ray]"'
 ANSWER = 5.0  # seconds for a cluster to answer
-HEALTH = {"health_check_period_ms": 1000, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
+# A node that has gone silent is noticed after 3 × (period + timeout) = 4.5 s.
+HEALTH = {"health_check_period_ms": 500, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
 OURS = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}  # of a cluster that we start
 SLACK = 1e-6  # CPUs, for sums of fractions
 # What Ray writes in its folder until its last process has ended, after a kill -9 of this one.
@@ -103,7 +105,8 @@ def joined(config: RunConfig) -> Iterator[Any]:
         check_cpus(config)
         yield ray
         return
-    with _started(config) if not config.ray.address else _named(config.ray.address):
+    cluster = _named(config.ray.address) if config.ray.address else _started(config)
+    with guarded(), cluster:
         check_cpus(config)
         yield ray
 
@@ -114,7 +117,7 @@ def _started(config: RunConfig) -> Iterator[None]:
     import ray
     from ray._private import ray_constants
 
-    folder = tempfile.mkdtemp(prefix="rookery-ray-")
+    folder, mark = tempfile.mkdtemp(prefix="rookery-ray-"), new_mark()
     sweeper = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", SWEEP, folder], stdin=subprocess.PIPE, start_new_session=True
     )
@@ -129,7 +132,7 @@ def _started(config: RunConfig) -> Iterator[None]:
     store: dict[str, Any] = {"object_store_memory": int(config.ray.store_gib * 2**30)} if config.ray.store_gib else {}
     try:
         try:
-            with _quietly(), _no_proxy(), _out_of_reach():
+            with _quietly(), _no_proxy(), _out_of_reach(), marking(mark):
                 ray.init(
                     address="local", num_cpus=int(cpus), include_dashboard=False, _node_ip_address="127.0.0.1",
                     _temp_dir=folder, _system_config=HEALTH, log_to_driver=False, logging_level=logging.ERROR, **store,
@@ -141,6 +144,7 @@ def _started(config: RunConfig) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+        end_marked([mark], GONE)
         ray_constants.ENABLE_RAY_CLUSTER = several
         for name, value in before.items():
             if value is None:
@@ -248,9 +252,9 @@ def _greets(peer: socket.socket) -> bool:
 
 
 def _told(error: Exception) -> str:
-    """The first lines of Ray's error, or what versions there are if they differ."""
+    """The first lines of Ray's error: where versions differ, it has six."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:4]) or type(error).__name__
+    return " ".join(lines[:6]) or type(error).__name__
 
 
 def _cpus(config: RunConfig) -> float:
