@@ -28,6 +28,9 @@ from rookery.storage import folder as folders
 from rookery.storage.stored import check_sizes, check_values, decode_spec, read_config
 
 
+CHOICES = ("newest", "best")  # of the checkpoints of a run
+
+
 class Policy:
     notes: tuple[str, ...] = ()  # why this is another checkpoint than was asked for
 
@@ -62,9 +65,12 @@ class Policy:
         return self.algorithm.initial_state(self.nets, lanes)
 
     @torch.inference_mode()
-    def act_batch(self, obs: dict[str, np.ndarray], state: Tree, explore: torch.Generator | None = None) -> Any:
-        """Actions [B, ...] for observations [B, ...] in Rookery's own form (a dict), and the next state."""
-        rows = tree.map(lambda x: torch.from_numpy(np.ascontiguousarray(x)), obs)
+    def act_batch(self, obs: Any, state: Tree, explore: torch.Generator | None = None) -> Any:
+        """Actions [B, ...] in Rookery's own form (`spec_action` converts one) for observations [B, ...]; the next state.
+
+        Observations are an array, or a dict of arrays: nested as the environment has it, or flat as lanes return it.
+        """
+        rows = {name: torch.from_numpy(each) for name, each in self._rows(obs).items()}
         noise = None
         if explore is not None:  # environments take turns on a ladder of epsilons or noises
             noise = Explore(explore, np.arange(len(tree.leaves(rows)[0])) % self.config.lanes)
@@ -93,6 +99,25 @@ class Policy:
         }
         action, state = self.act_batch(batch, self.initial_state(1) if state is None else state, explore)
         return self.spec_action(action[0]), state if last is None else {"core": state, "last_action": action.copy()}
+
+    def _rows(self, obs: Any) -> dict[str, np.ndarray]:
+        """Every entry of the observation [B, ...], contiguous, as the networks take it; UsageError if it does not fit."""
+        found, size = {}, None
+        for name, leaf in self.spec.obs.items():
+            try:
+                each = np.asarray(obs[name] if isinstance(obs, dict) and name in obs else _pick(obs, name))
+            except (KeyError, IndexError, TypeError, ValueError):
+                has = f"a dict of {', '.join(map(str, obs))}" if isinstance(obs, dict) else f"a {type(obs).__name__}"
+                raise UsageError(f"the policy reads {name!r} of an observation, and was given {has}") from None
+            if each.ndim == 0 or each.shape[1:] != leaf.shape or (size is not None and len(each) != size):
+                rows = "B" if size is None else size
+                expected = ", ".join(map(str, (rows, *leaf.shape)))
+                raise UsageError(
+                    f"observation {name!r} has shape {each.shape}, expected ({expected}): a batch of observations; "
+                    "`act` takes a single one"
+                )
+            found[name], size = np.ascontiguousarray(each, leaf.dtype), len(each)
+        return found
 
     def spec_action(self, action: np.ndarray) -> Any:
         """An action as the environment takes it: boxes are scaled from [-1, 1] to their bounds."""
@@ -131,8 +156,11 @@ def load(
 ) -> Policy:
     """The policy of a run folder (its newest complete checkpoint, or which="best") or of one checkpoint folder.
 
+    `path` of a checkpoint leaves nothing to choose: `which` is then not looked at.
     `tell` is called with a message if another checkpoint than the requested one is used; `notes` has it too.
     """
+    if which not in CHOICES:
+        raise UsageError(f"which={which!r} is not a choice; which is {' or '.join(map(repr, CHOICES))}")
     path = folders.real(path)
     run = path if folders.exists(path, "config.json") else path.parent.parent
     config = read_config(run, trust)
