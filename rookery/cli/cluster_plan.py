@@ -221,14 +221,13 @@ def _rows(plan: Plan, work: Work, rates: Rates) -> list[tuple[str, str, str]]:
     from rookery.core.machine import amount
 
     one, many = KINDS[work.what]
-    filled = f", of which {_bytes(plan.filled_per_step)} are filled" if work.filled < work.bytes else ""
     rows = [
         ("actors", f"{plan.actors:,}", f"{number(rates.actor_steps_per_s)} steps/s each"
          + (", while the learner does not learn" if work.in_turns else "")),
         ("nodes", f"{plan.nodes:,}", f"{plan.actor_nodes:,} of actors, {plan.learners} of learners"
          + (f", {plan.shard_nodes} of shards" if plan.shard_nodes else "")),
         ("bytes per environment step", _bytes(plan.bytes_per_step),
-         f"{_bytes(work.bytes)} for {work.steps:,} steps, one {one}{filled}"),
+         f"{_bytes(work.bytes)} for {work.steps:,} steps, one {one}"),
         ("hand-overs", f"{number(plan.handovers_per_s)}/s", many),
         ("into a learner's node", _rate(plan.learner_in),
          "whole items, drawn on other nodes" if plan.shard_nodes else many),

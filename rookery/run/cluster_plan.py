@@ -43,12 +43,12 @@ class Work:
     env: str
     what: Literal["unrolls", "items", "gradients"]  # that actors hand over
     steps: int  # environment steps behind one hand-over
-    bytes: int  # of one hand-over, as it travels
-    filled: int  # of these, bytes that mean something on average
+    bytes: int  # of one hand-over, as it travels, on average
     floats: int  # of the published weights
     batch_steps: float  # new environment steps behind one update, if the learner keeps pace with the actors
     in_turns: bool  # whether actors and learner wait for each other
     uses: float = 1.0  # updates on each batch
+    refresh: int = 0  # environment steps of an actor between two fetches of weights; 0: with every hand-over
     ahead: int = 1  # hand-overs that one actor may have under way
     publish_s: float = 0.0  # least seconds between two publications of weights
     replay: Replayed | None = None
@@ -104,7 +104,6 @@ class Plan:
     learners: int
     shard_nodes: int  # besides the learner's; 0: the shards are on its node
     bytes_per_step: float
-    filled_per_step: float
     handovers_per_s: float
     updates_per_s: float  # of each learner
     updates_needed: float | None  # of all learners; none: nothing asks for a pace
@@ -146,7 +145,8 @@ def planned(work: Work, rates: Rates, nodes: Nodes, steps_per_s: float, least_sh
     handovers = each / work.steps
     needed, updates = _updates(work, rates, each)
     versions = _versions(work, updates, handovers, actors / learners)
-    fetched = min(versions, handovers * learners / actor_nodes) * math.ceil(actor_nodes / learners)
+    fetches = steps_per_s / max(work.steps, work.refresh) / actor_nodes  # that the actors of a node ask for
+    fetched = min(versions, fetches) * math.ceil(actor_nodes / learners)
     weights = FLOAT_BYTES * work.floats
     store = own * work.ahead * work.bytes + weights * (own + 2)
     memory = _Memory.of(work, rates, nodes, updates, store, least_shards)
@@ -156,7 +156,7 @@ def planned(work: Work, rates: Rates, nodes: Nodes, steps_per_s: float, least_sh
     plan = Plan(
         steps_per_s=steps_per_s, actors=actors, actor_nodes=actor_nodes, learners=learners,
         shard_nodes=learners * memory.nodes, bytes_per_step=work.bytes / work.steps,
-        filled_per_step=work.filled / work.steps, handovers_per_s=handovers * learners, updates_per_s=updates,
+        handovers_per_s=handovers * learners, updates_per_s=updates,
         updates_needed=None if needed is None else needed * learners,
         learner_share=(updates if needed is None else needed) * rates.learner_s, versions_per_s=versions,
         weights_bytes=weights, weights_out=weights * fetched,

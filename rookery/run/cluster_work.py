@@ -58,7 +58,7 @@ def work_of(config: RunConfig, spec: EnvSpec) -> Work:
     shapes = handover_shapes(spec, plan, lanes, algorithm.initial_state(learner.nets, 1))
     work = Work(
         recipe=config.recipe, env=config.env, what="unrolls", steps=plan.unroll * lanes, bytes=bytes_of(shapes),
-        filled=bytes_of(shapes), floats=learner.published.size, batch_steps=0.0, in_turns=plan.table.in_turns,
+        floats=learner.published.size, batch_steps=0.0, in_turns=plan.table.in_turns,
     )  # fmt: skip
     if config.gradients.by_workers:
         return _gradients(work, config, plan, learner)
@@ -73,7 +73,7 @@ def _gradients(work: Work, config: RunConfig, plan: DataPlan, learner: Learner) 
         steps = memory.batch / memory.samples_per_insert
     size = FLOAT_BYTES * weights.gradients
     return dataclasses.replace(
-        work, what="gradients", steps=max(1, round(steps)), bytes=size, filled=size, floats=weights.size,
+        work, what="gradients", steps=max(1, round(steps)), bytes=size, floats=weights.size,
         batch_steps=steps, in_turns=False,
     )  # fmt: skip
 
@@ -109,9 +109,10 @@ def _items(work: Work, plan: DataPlan, shapes: Shapes, spec: EnvSpec, lanes: int
     )  # fmt: skip
     draws_per_step = memory.samples_per_insert * per_step
     return dataclasses.replace(
-        work, what="items", filled=round(items * stored + work.steps * sum(frames.values())), replay=replay,
+        work, what="items", bytes=round(items * stored + work.steps * sum(frames.values())), replay=replay,
         batch_steps=memory.batch / draws_per_step if draws_per_step else 0.0,
-        ahead=1 if work.in_turns else AHEAD, publish_s=0.0 if work.in_turns else PUBLISH,
+        refresh=0 if work.in_turns else table.refresh, ahead=1 if work.in_turns else AHEAD,
+        publish_s=0.0 if work.in_turns else PUBLISH,
     )  # fmt: skip
 
 

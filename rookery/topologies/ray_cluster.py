@@ -275,10 +275,12 @@ def check_cpus(config: RunConfig) -> None:
     import ray
 
     nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
-    have = sum(nodes) - _cpus_of_services(config)
+    services = _cpus_of_services(config)
+    have = sum(nodes) - services
     each, least = config.ray.cpus_per_actor, config.ray.least or config.actors
     fit = min(sum(int((cpus + SLACK) // each) for cpus in nodes), int((have + SLACK) // each))
-    where = f"the cluster has {have:g} on {len(nodes)} nodes, room for {max(0, fit)} of {each:g}"
+    beside = f" beside {services:g} for parts of the memory and aggregators" if services else ""
+    where = f"the cluster has {have:g} on {len(nodes)} nodes{beside}, room for {max(0, fit)} of {each:g}"
     if config.ranks > 1:
         placed = config.ranks - 1 + (config.ranks * config.actors if config.group.crew == "processes" else 0)
         if placed > fit:

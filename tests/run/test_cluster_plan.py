@@ -21,7 +21,6 @@ def queue(**fields) -> Work:
         "in_turns": False,
         "steps": 100,
         "bytes": 1_000_000,
-        "filled": 1_000_000,
         "floats": 1_000_000,
         "batch_steps": 1000.0,
     }
@@ -51,12 +50,11 @@ def test_the_rates_of_ape_x_are_found():
 
 
 def test_ape_x_moves_what_its_arrays_take():
-    """50 rows of one environment: room for 129 frames and 52 items, of which 50 are filled on average."""
+    """50 rows of one environment: 50 frames and 50 items on average; the room for more does not travel."""
     work = apex()
     item = 4 * 8 * 2 + 8 + 4 + 4 + 8 + 4 + 4  # frame numbers twice, action, reward, discount, version, steps, priority
-    assert work.bytes == 129 * 84 * 84 + 52 * item + 2 * 8 + 8  # frames, items, two counts, the first frame's number
-    assert work.filled == pytest.approx(50 * (84 * 84 + item), rel=0.01)
-    assert (work.steps, work.what, work.publish_s) == (50, "items", 0.1)
+    assert work.bytes == pytest.approx(50 * (84 * 84 + item), rel=0.01)
+    assert (work.steps, work.what, work.publish_s, work.refresh) == (50, "items", 0.1, 800)
     assert work.replay is not None
     assert work.replay.item_bytes == 2 * 4 * 84 * 84 + item - 2 * 4 * 8  # frames in the place of their numbers
     assert work.replay.memory_bytes == pytest.approx(2.5e6 * 7_200, rel=0.05)  # a soft capacity has a quarter more
@@ -96,6 +94,11 @@ def test_a_node_fetches_no_more_versions_than_it_gets_orders():
     """Two actors on each of 50 nodes take 2 orders/s together: 10 versions/s are published, 2 of them fetched."""
     plan = planned(queue(), Rates(100, 0.05), Nodes(cores=2), 10_000)
     assert plan.weights_out == pytest.approx(4e6 * 2 * 50)
+
+
+def test_an_actor_that_refreshes_rarely_fetches_rarely():
+    plan = planned(queue(refresh=1000), Rates(100, 0.05), Nodes(cores=10), 10_000)
+    assert plan.versions_per_s == 10 and plan.weights_out == pytest.approx(4e6 * 10)  # a node asks once per second
 
 
 def test_weights_that_are_published_now_and_then():
