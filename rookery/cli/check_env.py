@@ -57,7 +57,7 @@ def _show(answer: dict[str, Any]) -> None:
             colour = "yellow" if name == "warning" else "bold red"
             remarks.append(f" [{colour}]{name}[/]  {escape(value)}")
         else:
-            rows[name] = escape(value)
+            rows[escape(name)] = escape(value)
     out = console()
     out.print(f" [bold {'red' if answer['errors'] else 'green'}]{escape(title)}[/]")
     out.print(facts(rows))

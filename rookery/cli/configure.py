@@ -20,6 +20,7 @@ from rookery.core.errors import UsageError
 FIXED = ("recipe", "algorithm", "preset")  # what a run is; not for editing
 EXTRA = {  # flags of the command line that are no fields of a run
     "preset": (str, "take this row of the recipe's table, whatever the environment (`rookery recipes`)"),
+    "overwrite": (bool, "delete what is in the folder of --out, if it is a run that failed or was killed"),
     "trust": (tuple[str, ...], "modules that a stored run may import and call, besides those on the list of Rookery"),
 }
 ABOUT = (
@@ -30,6 +31,11 @@ ABOUT = (
 
 def config_for(recipe: str, words: list[str], prog: str) -> RunConfig:
     """The config that `rookery train RECIPE words...` asks for."""
+    return asked(recipe, words, prog)[0]
+
+
+def asked(recipe: str, words: list[str], prog: str) -> tuple[RunConfig, dict[str, Any]]:
+    """The same, and the values of the extra flags."""
     from rookery.recipes import recipe as recipe_named
     from rookery.run.run import configure
 
@@ -45,7 +51,7 @@ def config_for(recipe: str, words: list[str], prog: str) -> RunConfig:
     row = f"\n\nThe defaults are those of the preset {config.preset!r}." if config.preset else ""
     if asks_help and not env:
         row = "\n\nThe defaults depend on the environment: add --env ID to see them."
-    return read(config, spelt, prog, f"{chosen.about}.{row}\n\n{ABOUT}", EXTRA)[0]
+    return read(config, spelt, prog, f"{chosen.about}.{row}\n\n{ABOUT}", EXTRA)
 
 
 def read(

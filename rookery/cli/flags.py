@@ -59,10 +59,11 @@ def spell(words: Iterable[str], flags: Mapping[str, Any], short: Mapping[str, st
         if kind is bool:
             head, dot, tail = name.rpartition(".")
             negations[f"no-{name}"] = negations[f"{head}{dot}no-{tail}"] = name
-    rest, spelt, kind = list(words), [], None
+    rest, spelt, kind, flag = list(words), [], None, ""
     while rest:
         word = rest.pop(0)
         if not word.startswith("--") or len(word) < 3:
+            _refuse_list(flag, word, kind)
             spelt.append(word if word in HELP else _value(word, kind))
             continue
         if word in HELP:
@@ -73,14 +74,28 @@ def spell(words: Iterable[str], flags: Mapping[str, Any], short: Mapping[str, st
         name = short.get(name, name) if name not in flags else name
         if (positive := negations.get(name, name)) not in flags:
             raise UsageError(f"there is no flag --{name}; {nearest(name, flags, '--')}")
-        kind = flags[positive]
+        kind, flag = flags[positive], positive
         if kind is bool:
             if not equals and rest and rest[0].lower() in TRUE[:1] + FALSE[:1]:
                 value = rest.pop(0)
             spelt.append(_switch(positive, _truth(positive, value or "true") == (name == positive)))
         else:
+            _refuse_list(flag, value, kind)
             spelt.append(f"--{name}={_value(value, kind)}" if equals else f"--{name}")
     return spelt
+
+
+def _refuse_list(flag: str, word: str, kind: Any) -> None:
+    """Several values are several words: `64 64`, and neither `64,64` nor `(64, 64)`."""
+    if "," not in word or not any(typing.get_origin(each) is tuple for each in _options(kind)):
+        return
+    values = " ".join(word.strip("()[]").replace(",", " ").split())
+    raise UsageError(f"--{flag} takes its values with spaces between them: --{flag} {values}")
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
 
 
 def _switch(name: str, on: bool) -> str:
@@ -96,7 +111,7 @@ def _truth(name: str, value: str) -> bool:
 
 def _value(word: str, kind: Any) -> str:
     """`1e6`, `100k` and `2M` for whole numbers, `none` for None."""
-    options = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    options = _options(kind)
     if word.lower() == "none" and type(None) in options:
         return "None"
     number = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)([kM]?)", word)

@@ -9,8 +9,7 @@ from rich import box
 from rich.table import Table
 
 from rookery.cli.flags import parse
-from rookery.cli.show import console
-from rookery.core.errors import UsageError
+from rookery.cli.show import console, escape, facts
 
 
 @dataclass(frozen=True)
@@ -29,19 +28,23 @@ def recipes(words: list[str]) -> int:
     if args.json:
         print(_json(shown))
         return 0
-    if not shown:
-        raise UsageError("there are no recipes")
     out = console(piped=110)
+    if not args.name:
+        out.print(facts({each.name: escape(each.about) for each in shown}))
+        out.print(" [dim]presets and numbers of one:[/] rookery recipes NAME")
+        return 0
     for each in shown:
         table = Table(box=box.ROUNDED, show_lines=True, header_style="dim", title_justify="left", title_style="")
-        table.title = f"[bold]{each.name}[/]: {each.about}"
+        table.title = f"[bold]{each.name}[/]: {escape(each.about)}"
         table.add_column("preset", no_wrap=True)
         table.add_column("sets", overflow="fold")
         for preset in each.presets:
             kinds = [f"other environments: {kind}" for kind, name in each.generic.items() if name == preset.name]
-            taken = "\n".join([f"[bold]{preset.name}[/]", *(f"[dim]{name}[/]" for name in (*preset.envs, *kinds))])
-            sets = "  ".join(f"{path}=[cyan]{_text(value)}[/]" for path, value in preset.fields.items())
-            table.add_row(taken, f"{sets}\n[dim]{preset.source}[/]")
+            taken = "\n".join(
+                [f"[bold]{preset.name}[/]", *(f"[dim]{escape(name)}[/]" for name in (*preset.envs, *kinds))]
+            )
+            sets = "  ".join(f"{path}=[cyan]{escape(_text(value))}[/]" for path, value in preset.fields.items())
+            table.add_row(taken, f"{sets}\n[dim]{escape(preset.source)}[/]")
         out.print(table)
     out.print("[dim]Everything else has the defaults of[/] rookery train RECIPE --help")
     return 0

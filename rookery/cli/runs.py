@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rookery.core.errors import CheckpointError, UsageError
 from rookery.storage.folder import exists
-from rookery.storage.trust import Refused
+from rookery.storage.trust import Refused, flags
 
 if TYPE_CHECKING:
     from rookery.core.config import RunConfig
@@ -32,24 +32,6 @@ def open_run(path: Path, trust: tuple[str, ...], command: list[str]) -> RunConfi
     except Refused as refused:
         fix = f"; if you trust it: {shlex.join(command)} {flags(refused.modules)}" if refused.helps else ""
         raise UsageError(f"{folder}: {refused.about}{fix}") from None
-
-
-def flags(modules: tuple[str, ...]) -> str:
-    """Modules as `--trust` takes them."""
-    return " ".join(f"--trust {shlex.quote(module)}" for module in modules)
-
-
-def needs(config: RunConfig) -> str:
-    """The flags that opening this run again would need, each with a space before it."""
-    import msgspec
-
-    from rookery.storage.trust import findings
-
-    try:
-        modules = [each.module for each in findings(msgspec.to_builtins(config)) if each.module]
-    except UsageError:  # such as a folder's name that cannot be shown: opening it will say so
-        return ""
-    return "".join(f" {flags((module,))}" for module in dict.fromkeys(modules))
 
 
 def trusted(words: list[str]) -> tuple[str, ...]:

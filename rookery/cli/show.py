@@ -19,7 +19,7 @@ __all__ = ["console", "count", "escape", "facts", "number", "only_answer", "warn
 def console(piped: int = 400) -> Console:
     """Standard output, as it is now; `piped` columns where it is no terminal, so that paths are not broken."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else piped
-    return Console(file=sys.stdout, highlight=False, width=width)
+    return Console(file=sys.stdout, highlight=False, emoji=False, width=width)  # zoo:snake is an id, no picture
 
 
 def escape(text: str) -> str:
@@ -48,7 +48,7 @@ def count(amount: int, what: str) -> str:
 
 def warn(text: str) -> None:
     """A line on standard error about something that the user should know."""
-    print(f"warning: {text}", file=sys.stderr)
+    print(f"warning: {printable(text)}", file=sys.stderr)
 
 
 @contextlib.contextmanager

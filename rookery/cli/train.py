@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rookery.cli.flags import HELP
-from rookery.core.errors import RookeryError, UsageError
+from rookery.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rookery.processes.signals import Signals
@@ -36,18 +36,19 @@ def train(words: list[str], signals: Signals) -> int:
         return 0
     if not words or words[0].startswith("-"):
         raise UsageError("which recipe? It comes first: rookery train ppo --env CartPole-v1")
-    from rookery.cli.configure import config_for
+    from rookery.cli.configure import asked
     from rookery.cli.show import warn
     from rookery.processes.signals import Stopped
     from rookery.run.run import check, start
 
     try:
         with signals.interruptible(PROBE):  # the preset may depend on what the environment is
-            config = check(config_for(words[0], words[1:], f"rookery train {words[0]}"))
+            config, extra = asked(words[0], words[1:], f"rookery train {words[0]}")
+            config = check(config)
     except Stopped as stop:
         stop.add_note("the environment had not started yet, so nothing was written: run the command again")
         raise
-    return close(start(config, signals, tell=warn))
+    return close(start(config, signals, tell=warn, overwrite=extra["overwrite"]))
 
 
 def resume(words: list[str], signals: Signals) -> int:
@@ -103,8 +104,8 @@ def close(run: Run) -> int:
     """Print the results of a run and the commands that use it; where there are several ranks, the first one does."""
     if run.rank:
         return run.exit_code
-    from rookery.cli.runs import needs
     from rookery.cli.show import console, count, escape, facts
+    from rookery.storage.trust import needs, resume_command
 
     summary, path = run.summary, shlex.quote(str(run.path))
     rows = {
@@ -125,11 +126,12 @@ def close(run: Run) -> int:
     if summary["return_mean"] is not None:
         rows["curve"] = escape(_curve(run.path))
     trust = needs(run.config)
-    again = trust + (" --compile" if run.config.compile else "")
-    further = f"\nrookery resume {path} --env-steps {2 * summary['env_steps']}{again}"
+    further = "\n" + resume_command(run.path, run.config, f"--env-steps {2 * summary['env_steps']}")
     if summary["exit_reason"] == "target_return":
         further = f"\nrookery record {path}{trust}"
-    rows["next"] = escape(f"rookery resume {path}{again}" if run.exit_code else f"rookery eval {path}{trust}{further}")
+    rows["next"] = escape(
+        resume_command(run.path, run.config) if run.exit_code else f"rookery eval {path}{trust}{further}"
+    )
     console().print(facts(rows))
     return run.exit_code
 
@@ -140,7 +142,9 @@ def _return(summary: dict[str, Any]) -> str:
     if summary["return_mean"] is None:
         return "no episode has ended"
     reached = summary["env_steps_to_target"] if summary["exit_reason"] != "target_return" else None
-    return f"[bold]{number(summary['return_mean'])}[/] ± {number(summary['return_std'])}, last 100 episodes" + (
+    of = min(100, summary["episodes"])  # the moving window
+    what = "1 episode" if of == 1 else f"last {of} episodes"
+    return f"[bold]{number(summary['return_mean'])}[/] ± {number(summary['return_std'])}, {what}" + (
         f"; target reached after {reached:,} steps" if reached else ""
     )
 
@@ -159,5 +163,5 @@ def _curve(path: Path) -> str:
 
     try:
         return str(plot_runs([path], "report/curve.png", within=path))
-    except (RookeryError, OSError) as error:
+    except Exception as error:  # whatever it is: the run has ended well
         return f"not drawn: {error}"

@@ -27,7 +27,6 @@ from rookery.storage import checkpoint
 from rookery.storage import folder as folders
 from rookery.storage.stored import check_sizes, check_values, decode_spec, read_config
 
-
 CHOICES = ("newest", "best")  # of the checkpoints of a run
 
 
@@ -66,7 +65,7 @@ class Policy:
 
     @torch.inference_mode()
     def act_batch(self, obs: Any, state: Tree, explore: torch.Generator | None = None) -> Any:
-        """Actions [B, ...] in Rookery's own form (`spec_action` converts one) for observations [B, ...]; the next state.
+        """Actions [B, ...] in Rookery's own form (`spec_action` converts one) for observations [B, ...]; next state.
 
         Observations are an array, or a dict of arrays: nested as the environment has it, or flat as lanes return it.
         """
@@ -101,7 +100,7 @@ class Policy:
         return self.spec_action(action[0]), state if last is None else {"core": state, "last_action": action.copy()}
 
     def _rows(self, obs: Any) -> dict[str, np.ndarray]:
-        """Every entry of the observation [B, ...], contiguous, as the networks take it; UsageError if it does not fit."""
+        """Every entry of the observation [B, ...], contiguous, as networks take it; UsageError if it does not fit."""
         found, size = {}, None
         for name, leaf in self.spec.obs.items():
             try:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import msgspec
@@ -47,6 +46,7 @@ from rookery.storage import checkpoint
 from rookery.storage import folder as folders
 from rookery.storage.claim import claimed
 from rookery.storage.stored import absurd, check_arrays, check_room, check_sizes, read_config
+from rookery.storage.trust import resume_command
 from rookery.topologies.job import Job, restore
 
 CLOSING = 5.0  # seconds to write the last records
@@ -77,26 +77,31 @@ def configure(recipe: str, env: str, preset: str = "", **fields: Any) -> RunConf
     return recipe_named(recipe).build(env, spec, preset, **fields)
 
 
-def train(recipe: str | RunConfig, env: str = "", **fields: Any) -> Run:
+def train(recipe: str | RunConfig, env: str = "", *, overwrite: bool = False, **fields: Any) -> Run:
     """Train, and return the finished run. `train("ppo", env="CartPole-v1", env_steps=100_000)`.
 
     Fields are those of `rookery.core.config.RunConfig`; nested ones as `algo={"clip": 0.1}`.
+    `overwrite`: delete what is in the folder `out` if it is a run that failed.
     """
     if not isinstance(recipe, RunConfig) and not env:
         raise UsageError('which environment? train("ppo", env="CartPole-v1")')
     config = check(recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields))
     with Signals() as signals:
-        return start(config, signals)
+        return start(config, signals, overwrite=overwrite)
 
 
-def start(config: RunConfig, signals: Signals, tell: Callable[[str], None] = _warn) -> Run:
+def start(
+    config: RunConfig, signals: Signals, tell: Callable[[str], None] = _warn, overwrite: bool = False
+) -> Run:  # fmt: skip
     """Train a checked config. Signals that came before now count: the folder is written and can be resumed."""
     if config.topology == "allreduce" and (place := place_of()) is not None:
         return as_rank(_of_group(config, place), place, signals, _rank_folder)
     config = replace(config, out=config.out or _folder_name(config))
     folder = folders.real(config.out)
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
-    with _opened(folder):
+    with _opened(folder, overwrite):
+        if before is not None:  # a run that was overwritten has gone
+            before &= {path.name for path in folder.iterdir()}
         folders.store(folder, "config.json", encode_config(config))
         try:
             return _carry_out(config, folder, None, [], signals, tell)
@@ -107,7 +112,7 @@ def start(config: RunConfig, signals: Signals, tell: Callable[[str], None] = _wa
             if stop.exit_code == INTERRUPT:
                 _clear_folder(folder, before)
             else:
-                stop.add_note(f"continue with: rookery resume {quote(str(folder))}")
+                stop.add_note(f"continue with: {resume_command(folder, config)}")
             raise
         except RookeryError as error:
             error.add_note(f"run folder: {folder}")
@@ -321,8 +326,8 @@ def _folder_name(config: RunConfig) -> str:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[None]:
-    """A new folder for a run, which no other process uses."""
+def _opened(folder: Path, overwrite: bool = False) -> Iterator[None]:
+    """A new folder for a run, which no other process uses. `overwrite`: the place of one that failed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -330,10 +335,27 @@ def _opened(folder: Path) -> Iterator[None]:
     folders.check(folder)
     with claimed(folder):
         if folders.exists(folder, "config.json"):
-            raise UsageError(
-                f"{folder} already holds a run; resume it (rookery resume {folder}) or choose another --out"
-            )
+            if not overwrite:
+                raise UsageError(f"{folder} already holds a run; {_ways_out(folder)}")
+            if folders.exists(folder, "summary.json"):
+                raise UsageError(
+                    f"{folder} holds a run that ended without an error, and such a run is not overwritten: "
+                    "remove the folder yourself, or choose another"
+                )
+            folders.clear(folder)
         yield
+
+
+def _ways_out(folder: Path) -> str:
+    """What to do about a run that is in the way."""
+    try:
+        fields = json.loads(folders.read(folder, "config.json"))
+    except (RookeryError, ValueError, RecursionError):
+        fields = {}
+    ways = f"resume it ({resume_command(folder, fields)}), choose another --out"
+    if folders.exists(folder, "summary.json"):
+        return ways.replace(", choose", " or choose")
+    return f"{ways}, or have it deleted, since it did not end properly (--overwrite)"
 
 
 def _clear_folder(folder: Path, before: set[str] | None) -> None:

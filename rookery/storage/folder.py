@@ -19,6 +19,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,20 @@ class Refused(OSError):
 
     def __init__(self, path: Path, why: str):
         super().__init__(errno.ELOOP, why, str(path))
+
+
+def clear(root: Path) -> None:
+    """Remove what a run has written into its folder, which is claimed; config.json last, so that it stays a run's."""
+    check(root)
+    for name in FOLDERS:
+        shutil.rmtree(root / name, ignore_errors=True)
+    names = [each for each in FILES if each not in ("lock", "config.json")]
+    older = [each.name for each in root.glob("metrics-*.jsonl")]
+    for name in (*names, *older, "config.json"):
+        try:
+            (root / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot remove {root / name}: {error.strerror or error}") from error
 
 
 def real(path: str | Path) -> Path:

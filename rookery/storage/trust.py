@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -74,6 +76,27 @@ def modules(trust: Sequence[str]) -> tuple[str, ...]:
     """
     names = (trust,) if isinstance(trust, str) else tuple(trust)
     for name in names:
+def flags(modules: Sequence[str]) -> str:
+    """Modules as `--trust` takes them."""
+    return " ".join(f"--trust {quote(module)}" for module in modules)
+
+
+def needs(config: Any) -> str:
+    """The flags that opening a run of this config (a RunConfig, or its fields) would need, a space before each."""
+    try:
+        modules = [each.module for each in findings(msgspec.to_builtins(config)) if each.module]
+    except UsageError:  # such as a folder's name that cannot be shown: opening it will say so
+        return ""
+    return "".join(f" {flags((module,))}" for module in dict.fromkeys(modules))
+
+
+def resume_command(folder: Path, config: Any, more: str = "") -> str:
+    """The command that continues a run, with what it has to be allowed. `more`: flags that change the run."""
+    fields = msgspec.to_builtins(config)
+    compiles = " --compile" if isinstance(fields, dict) and fields.get("compile") is True else ""
+    return f"rookery resume {quote(str(folder))}{more and f' {more}'}{needs(fields)}{compiles}"
+
+
         if not isinstance(name, str) or not re.fullmatch(MODULE, name):
             raise UsageError(f"{shown(name)} cannot be trusted: give the name of a module, such as examples.own_env")
         if _ours(name) and name not in OWN_MODULES:

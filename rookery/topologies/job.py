@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from shlex import quote
 from time import monotonic
 
 from rookery.algorithms.base import Algorithm
@@ -28,6 +27,7 @@ from rookery.roles.actor_state import check_state
 from rookery.roles.learner import Learner
 from rookery.roles.producer import handover_shapes
 from rookery.storage import checkpoint, stored
+from rookery.storage.trust import resume_command
 from rookery.tables.table import Table
 from rookery.topologies import numeric
 from rookery.topologies.replay_saver import Saver
@@ -222,7 +222,7 @@ class Job:
                 config, most = self.config, max(crew.sequences, default=0)
                 actors = config.ranks * config.actors
                 self._write([None] * actors, [most] * actors)
-            error.add_note(f"what was learnt is saved; go on with: rookery resume {quote(str(self.folder))}")
+            error.add_note(f"what was learnt is saved; go on with: {resume_command(self.folder, self.config)}")
         except RookeryError as trouble:
             error.add_note(f"what was learnt since the last checkpoint could not be saved: {trouble}")
 

@@ -20,6 +20,18 @@ class Broken(gymnasium.Wrapper):
     def step(self, action):
         raise RuntimeError("the wheel [came off]")
 
+class FailsLate(gymnasium.Wrapper):
+    taken = 0
+
+    def step(self, action):
+        self.taken += 1
+        if self.taken > 200:
+            raise RuntimeError("worn out")
+        return super().step(action)
+
+def fails_late(render_mode=None):
+    return FailsLate(make(render_mode=render_mode))
+
 def broken(render_mode=None):
     return Broken(gymnasium.make("CartPole-v1", render_mode=render_mode))
 """

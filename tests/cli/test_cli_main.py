@@ -119,12 +119,12 @@ def test_python_m_rookery_is_the_command():
     assert (done.returncode, done.stdout.split()[0]) == (0, "rookery")
 
 
-def test_recipes_shows_every_preset(capsys):
+def test_every_recipe_shows_its_presets(capsys):
     from rookery.recipes import RECIPES
 
-    assert main(["recipes"]) == 0
-    text = capsys.readouterr().out
     for recipe in RECIPES.values():
+        assert main(["recipes", recipe.name]) == 0
+        text = capsys.readouterr().out
         assert recipe.about in text
         assert all(preset.name in text for preset in recipe.presets)
 

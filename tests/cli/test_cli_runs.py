@@ -10,7 +10,7 @@ import rookery
 from rookery.cli.main import main
 from rookery.cli.play import divisor
 from rookery.cli.runs import trusted
-from rookery.core.errors import CheckpointError, UsageError
+from rookery.core.errors import CheckpointError, EnvError, UsageError
 from rookery.run.run import read_config
 from rookery.storage import checkpoint
 
@@ -236,3 +236,50 @@ def test_a_run_whose_config_names_another_environment_is_refused_in_words(run, v
     assert main([verb, str(run), "--episodes", "1"]) == CheckpointError.exit_code
     said = capsys.readouterr().err
     assert f"does not fit the environment of its config.json, {env}" in said and "Traceback" not in said
+
+
+def test_the_commands_for_a_run_that_failed_carry_the_trust_too(own_env, tmp_path, capsys):
+    folder = tmp_path / "failed"
+    words = ["train", "ppo", "--env", f"{own_env}:fails_late", "--out", str(folder), "--env-steps", "5000", "--quiet"]
+    assert main([*words, "--supervisor.restarts", "0"]) == EnvError.exit_code
+    assert f"go on with: rookery resume {folder} --trust {own_env}" in capsys.readouterr().err
+    assert main(words) == UsageError.exit_code
+    assert f"resume it (rookery resume {folder} --trust {own_env})" in capsys.readouterr().err
+
+
+def test_a_run_that_failed_can_be_overwritten_and_one_that_ended_cannot(run, capsys):
+    words = ["train", "ppo", "--env", "CartPole-v1", "--out", str(run), "--env-steps", "300", "--quiet"]
+    assert main([*words, "--overwrite"]) == UsageError.exit_code
+    assert "ended without an error" in capsys.readouterr().err and newest(run) >= 1500
+    (run / "summary.json").unlink()
+    (run / "mine.txt").write_text("kept")
+    assert main(words) == UsageError.exit_code
+    assert "--overwrite" in capsys.readouterr().err and newest(run) >= 1500
+    assert main([*words, "--overwrite"]) == 0
+    assert newest(run) < 1500 and (run / "mine.txt").exists()
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert max(record["env_steps"] for record in records) < 1500
+
+
+def test_the_number_of_episodes_behind_the_return_is_the_one_there_was(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert main(["train", "ppo", "--env", "CartPole-v1", "--out", str(folder), "--env-steps", "300", "--quiet"]) == 0
+    episodes = json.loads((folder / "summary.json").read_text())["episodes"]
+    assert 1 < episodes < 100 and f"last {episodes} episodes" in capsys.readouterr().out
+
+
+def test_the_closing_block_comes_after_checkpoint_and_summary_and_does_not_decide_the_exit_code(
+    tmp_path, capsys, monkeypatch
+):
+    folder, seen = tmp_path / "run", {}
+
+    def broken(runs, out, within):
+        seen["summary"] = json.loads((within / "summary.json").read_text())
+        seen["steps"] = newest(within)
+        raise RuntimeError("no font found")
+
+    monkeypatch.setattr("rookery.metrics.plot.plot_runs", broken)
+    words = ["--env-steps", "300", "--quiet", "--out", str(folder)]
+    assert main(["train", "ppo", "--env", "CartPole-v1", *words]) == 0
+    assert seen["steps"] == seen["summary"]["env_steps"] >= 300
+    assert "not drawn: no font found" in capsys.readouterr().out

@@ -8,6 +8,27 @@ import pytest
 from rookery.cli import doctor
 from rookery.cli.main import main
 from rookery.core.errors import EnvError, UsageError
+from rookery.recipes import RECIPES
+
+ZOO = """
+import gymnasium
+import numpy as np
+
+class Snake(gymnasium.Env):
+    observation_space = gymnasium.spaces.Dict({"[red]:snake:": gymnasium.spaces.Box(-1, 1, (1,), np.float32)})
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return {"[red]:snake:": np.zeros(1, np.float32)}, {}
+
+    def step(self, action):
+        self.t += 1
+        return {"[red]:snake:": np.zeros(1, np.float32)}, 1.0, self.t == 5, False, {}
+
+def snake(render_mode=None):
+    return Snake()
+"""
 
 
 def test_check_env_reports_a_good_environment(capsys):
@@ -27,6 +48,27 @@ def test_check_env_of_a_broken_environment_is_exit_code_3(own_env, capsys):
     assert main(["check-env", f"{own_env}:broken"]) == EnvError.exit_code
     text = capsys.readouterr().out
     assert "not usable yet" in text and "RuntimeError: the wheel [came off]" in text
+
+
+def test_an_id_is_shown_as_it_is_and_not_as_a_picture(tmp_path, monkeypatch, capsys):
+    """Rich would make an emoji of `:snake:`, and a style of `[red]`."""
+    (tmp_path / "zoo.py").write_text(ZOO)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["check-env", "zoo:snake:", "--steps", "40"]) == UsageError.exit_code
+    assert "zoo:snake:" in capsys.readouterr().err
+    assert main(["check-env", "zoo:snake", "--steps", "40"]) == 0
+    text = capsys.readouterr().out
+    assert "zoo:snake: ready to train on" in text and "🐍" not in text
+    assert "observation [red]:snake: vector (1,)" in " ".join(text.split())
+
+
+def test_recipes_are_one_line_each_and_one_by_name_has_its_presets(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[: len(RECIPES)]] == list(RECIPES) and len(lines) == len(RECIPES) + 1
+    assert main(["recipes", "ppo"]) == 0
+    assert "CartPole-v1" in capsys.readouterr().out
 
 
 def test_check_env_of_an_unknown_environment_is_exit_code_2(capsys):

@@ -81,6 +81,12 @@ def test_every_spelling_becomes_one(words, spelt):
     assert spell(words.split(), FLAGS) == spelt.split()
 
 
+@pytest.mark.parametrize("words", ["--sizes 64,64", "--sizes=64,64", "--sizes (64,64)", "--sizes [64, 64]"])
+def test_several_values_with_commas_are_refused_with_the_right_spelling(words):
+    with pytest.raises(UsageError, match="--sizes takes its values with spaces between them: --sizes 64"):
+        read(*words.split())
+
+
 def test_short_forms_stand_for_long_ones():
     assert spell(["--core", "lstm"], {"net.core": str}) == ["--net.core", "lstm"]
     assert spell(["--ray_address", "auto"], {"ray.address": str}) == ["--ray.address", "auto"]
