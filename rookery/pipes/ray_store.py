@@ -266,7 +266,8 @@ class RemoteBuffers:
 
     def __init__(self) -> None:
         self.beats, self.slot, self.row = 0, -1, 0
-        self._weights: tuple[Any, int] | None = None
+        self._weights: Any = None  # that were offered, and not pulled yet
+        self._version = -1
         self._cut = -1
 
     def open(self, index: int, memory: dict[str, Any]) -> None:
@@ -275,18 +276,18 @@ class RemoteBuffers:
     def offer(self, weights: Any, order: dict[str, Any]) -> None:
         """Weights that came with an order, or a reference in a list; None where they are those of the last one."""
         if weights is not None:
-            self._weights = weights, order["version"]
+            self._weights, self._version = weights, order["version"]
 
     def pull(self, vector: torch.Tensor, order: dict[str, Any]) -> int:
-        assert self._weights is not None
-        weights, version = self._weights
+        """Into a vector that holds those of the last time."""
+        weights, self._weights = self._weights, None  # the object store may free them
         if isinstance(weights, list):
             import ray
 
             weights = ray.get(weights[0], timeout=FETCH)
-            self._weights = weights, version
-        np.copyto(vector.numpy(), weights)
-        return version
+        if weights is not None:
+            np.copyto(vector.numpy(), weights)
+        return self._version
 
     def begin(self, slot: int, incarnation: int, sequence: int, version: int) -> Arrays:
         self.slot, self.row = slot, 0

@@ -241,8 +241,10 @@ def test_an_actor_keeps_its_weights_until_newer_ones_come():
     buffers.offer(np.arange(3, dtype=np.float32), {"version": 7})
     assert buffers.pull(vector, {}) == 7 and vector.tolist() == [0, 1, 2]
     buffers.offer(None, {"version": 7})
-    vector.zero_()
     assert buffers.pull(vector, {}) == 7 and vector.tolist() == [0, 1, 2]
+    buffers.offer(np.ones(3, np.float32), {"version": 8})
+    buffers.offer(np.full(3, 9, np.float32), {"version": 9})
+    assert buffers.pull(vector, {}) == 9 and vector.tolist() == [9, 9, 9]
 
 
 def filled(store: RayStore, slot: int, incarnation: int, sequence: int) -> dict[str, Any]:
