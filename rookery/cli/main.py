@@ -13,6 +13,7 @@ import sys
 import traceback
 
 from rookery.core.errors import INTERRUPT, LearnerError, RookeryError, StorageError, UsageError
+from rookery.core.frames import is_users, with_frames
 from rookery.core.printable import printable
 from rookery.metrics.output import standard_streams
 from rookery.processes.signals import Signals, ended
@@ -70,10 +71,14 @@ def _code(words: list[str], signals: Signals) -> int:
     except KeyboardInterrupt:
         _say_error("interrupted")
         return signals.requested or INTERRUPT
-    except Exception:
+    except Exception as error:
         _say_traceback()
         _say_error("this is a bug in Rookery, or in code it was given; the traceback above says where")
         return LearnerError.exit_code
+        if is_users(error):
+            words = f"{type(error).__name__}: {error}\nraised by code that Rookery was given:"
+            _say_error(with_frames(words, error))
+            return LearnerError.exit_code
 
 
 def _run(words: list[str], signals: Signals) -> int:

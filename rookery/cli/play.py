@@ -16,6 +16,7 @@ from rookery.cli.flags import parse
 from rookery.cli.runs import folder_of, open_run, trusted
 from rookery.cli.show import console, count, escape, facts, number, only_answer, warn
 from rookery.core.errors import EnvError, StorageError, UsageError
+from rookery.core.frames import with_frames
 from rookery.storage.folder import Refused, write
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _located(policy: Policy) -> Iterator[None]:
     try:
         yield
     except LaneFault as fault:
-        raise EnvError(f"environment {policy.spec.id}: {fault}", fault.reason) from fault
+        raise EnvError(with_frames(f"environment {policy.spec.id}: {fault}", fault.cause), fault.reason) from fault
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 
 from rookery.core.errors import RookeryError
+from rookery.core.frames import with_frames
 from rookery.core.types import ActionSpec, EnvSpec, Leaf
 from rookery.envs.gate import find_nonfinite
 from rookery.envs.lanes import LaneFault, Lanes, SyncLanes
@@ -89,7 +90,7 @@ def check(config: Config, steps: int = 1000, lanes: int = 4) -> Report:
             _alone(config, report, rows)
     except LaneFault as fault:
         detail = f": {type(fault.cause).__name__}: {fault.cause}" if fault.cause is not None else ""
-        report.errors.append(f"{fault.what}{detail}")
+        report.errors.append(with_frames(f"{fault.what}{detail}", fault.cause))
     except RookeryError as error:
         report.errors.append(str(error))
     _advise(report)
@@ -221,7 +222,7 @@ def _alone(config: Config, report: Report, rows: int) -> None:
     try:
         outside, seconds = _walk(env, rows)
     except (Exception, SystemExit) as error:
-        report.errors.append(f"raised when stepped by itself: {type(error).__name__}: {error}")
+        report.errors.append(with_frames(f"raised when stepped by itself: {type(error).__name__}: {error}", error))
         return
     finally:
         env.close()

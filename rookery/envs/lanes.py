@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,10 +21,13 @@ import gymnasium
 import numpy as np
 
 from rookery.core.errors import EnvError, UsageError
+from rookery.core.frames import with_frames
 from rookery.core.types import EnvSpec
 from rookery.envs.snapshot import env_state, restore_env
 from rookery.envs.spaces import Actions, Mismatch, Observations
 
+OLD_STEP = "; this is the interface of old gym: return terminated (the task has ended) and truncated (a limit) for done"
+OLD_RESET = "; if this is the interface of old gym: `return observation, {}`"
 Step = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray]  # obs, reward, terminated, truncated
 
 
@@ -45,7 +48,7 @@ class LaneFault(Exception):
         more = f"; in this step {len(self.others)} more lanes failed" if self.others else ""
         cause = f": {type(self.cause).__name__}: {self.cause}" if self.cause is not None else ""
         where = f"actor {actor}, lane {first_lane + self.lane}, episode {episode}, step {step}{more}"
-        return EnvError(f"environment {env} {self.what} ({where}){cause}", self.reason)
+        return EnvError(with_frames(f"environment {env} {self.what} ({where}){cause}", self.cause), self.reason)
 
 
 class Lanes(ABC):
@@ -91,9 +94,12 @@ class Lanes(ABC):
             if name not in info:
                 found = f"it has {', '.join(map(str, info))}" if info else "it is empty"
                 raise UsageError(f"{self.spec.id}: no {name!r} in `info` at the end of an episode ({found})")
-            numbers[name] = _number(name, info[name])
-            if not math.isfinite(numbers[name]):
-                raise LaneFault(lane, f"returned {numbers[name]} as {name!r} in `info`", reason="nonfinite")
+            several = info[name].items() if isinstance(info[name], Mapping) else ()
+            found = {f"{name}.{key}": value for key, value in several if np.ndim(value) == 0 and _is_number(value)}
+            for path, value in (found or {name: info[name]}).items():
+                numbers[path] = _number(path, value)
+                if not math.isfinite(numbers[path]):
+                    raise LaneFault(lane, f"returned {numbers[path]} as {path!r} in `info`", reason="nonfinite")
         self._infos[lane].append(numbers)
 
     def get_state(self) -> dict[str, Any] | None:
@@ -222,7 +228,8 @@ class SyncLanes(Lanes):
             raise LaneFault(lane, "raised in reset", error) from error
         try:
             if type(result) is not tuple or len(result) != 2:
-                raise Mismatch(f"returned {_count(result)} from reset, expected (observation, info)")
+                hint = "" if type(result) is tuple else OLD_RESET
+                raise Mismatch(f"returned {_count(result)} from reset, expected (observation, info){hint}")
             self._observations.write(result[0], self._obs, lane)
         except Mismatch as error:
             raise LaneFault(lane, str(error), reason="bad_shape") from error
@@ -261,6 +268,10 @@ def _number(name: str, value: Any) -> float:
         raise UsageError(f"{name!r} in `info` at the end of an episode is not a number: {value!r}") from error
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number | np.bool_ | np.ndarray)
+
+
 def _scalar(reward: Any) -> float:
     """A reward as float; arrays of one element are refused, since they hide broadcasting mistakes."""
     if np.shape(reward) == () and isinstance(reward, int | float | np.number | np.bool_ | np.ndarray):
@@ -284,5 +295,5 @@ def _count(result: Any) -> str:
 
 def _odd_result(result: Any) -> str:
     expected = "expected (observation, reward, terminated, truncated, info)"
-    hint = "; this is the old gym interface, see gymnasium.wrappers" if _count(result) == "4 values" else ""
+    hint = OLD_STEP if _count(result) == "4 values" else ""
     return f"returned {_count(result)} from step, {expected}{hint}"

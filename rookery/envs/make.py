@@ -21,6 +21,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rookery.core.config import AtariConfig, NetConfig
 from rookery.core.errors import EnvError, RookeryError, UsageError
+from rookery.core.frames import with_frames
 from rookery.envs import atari, dmc
 from rookery.envs.lanes import Lanes, SyncLanes
 from rookery.envs.last import LastLanes
@@ -237,9 +238,14 @@ def _building(env_id: str, kwargs: dict[str, Any]) -> Iterator[None]:
         raise UsageError(f"{env_id} needs a package that is not installed ({error}){fix}") from error
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
-            raise EnvError(f"{env_id} raised when it was made: TypeError: {error}", "env_raised") from error
+            raise _raised(env_id, error) from error
         if "render_mode" in kwargs and "'render_mode'" in str(error):
             raise UsageError(f"{env_id} cannot be recorded: the factory does not accept render_mode") from error
         raise UsageError(f"{env_id} does not take these env_kwargs: {kwargs} ({error})") from error
     except (Exception, SystemExit) as error:
-        raise EnvError(f"{env_id} raised when it was made: {type(error).__name__}: {error}", "env_raised") from error
+        raise _raised(env_id, error) from error
+
+
+def _raised(env_id: str, error: BaseException) -> EnvError:
+    words = f"{env_id} raised when it was made: {type(error).__name__}: {error}"
+    return EnvError(with_frames(words, error), "env_raised")

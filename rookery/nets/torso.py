@@ -20,11 +20,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from rookery.core.config import NetConfig
-from rookery.core.errors import UsageError
+from rookery.core.errors import RookeryError, UsageError
+from rookery.core.frames import with_frames
 from rookery.core.types import EnvSpec, Leaf
 from rookery.nets.cnn import cnn
 from rookery.nets.init import linear
 from rookery.nets.modules import Modules
+from rookery.nets.own import check_own
 
 PLAIN = ("vector", "float32", 1)  # kind, dtype and axes of an observation that goes into the MLP as it is
 
@@ -44,9 +46,16 @@ def make_torso(spec: EnvSpec, net: NetConfig) -> Any:
             f"net.module {net.module!r} cannot be imported ({error}); "
             'give "package.module:Class" of a class that is importable from here'
         ) from error
-    torso = cls(spec, net)
+    try:
+        torso = cls(spec, net)
+    except RookeryError:
+        raise
+    except Exception as error:
+        words = f"torso {net.module!r} raised when it was made: {type(error).__name__}: {error}"
+        raise UsageError(with_frames(words, error)) from error
     if not isinstance(getattr(torso, "features", None), int):
         raise UsageError(f"torso {net.module!r} has no integer attribute `features`, the width of its output; add it")
+    check_own(torso, spec, net.module)
     return torso
 
 
