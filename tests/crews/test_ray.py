@@ -334,6 +334,6 @@ def test_other_topologies_do_not_import_ray(tmp_path):
     assert modules == []
 
 
-def test_no_variable_of_the_environment_stays_set_and_a_second_cluster_can_be_started(tmp_path):
-    modules, variables = alone(tmp_path, "ray_cluster", "serial")
+def test_no_variable_of_the_environment_stays_set(tmp_path):
+    modules, variables = alone(tmp_path, "ray_cluster")
     assert modules and [name for name in variables if "RAY" in name or "PROXY" in name.upper()] == []

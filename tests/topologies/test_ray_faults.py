@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "apex_dqn": {"algo": {"unroll": 16, "replay": REPLAY}, "preset": "vector"},
     "gorila": {"algo": {"unroll": 16, "replay": REPLAY | {"slack": 0.0}}, "preset": "vector"},
 }  # fmt: skip
+MORE = ("apex_dqn", "a3c", "gorila")  # of the same crew
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -83,7 +84,7 @@ def noticed(halted: Halted, index: int, since: float) -> float:
     return time.monotonic() - since
 
 
-@pytest.mark.parametrize("recipe", CASES)
+@pytest.mark.parametrize("recipe", ["ppo", "impala", *(pytest.param(name, marks=pytest.mark.attack) for name in MORE)])
 def test_an_actor_that_is_killed_in_the_middle_of_an_unroll(tmp_path, crews, recipe):
     halted = Halted(tmp_path, crews, recipe, env_steps=900)
     until(lambda: halted.run.running() and halted.filling(1), "a half filled unroll")
@@ -154,7 +155,7 @@ def test_an_environment_that_raises_once_is_made_again_and_its_steps_are_counted
     assert ledger_balances(summary) and sum(summary["ledger"]["dropped"].values()) > 0
 
 
-@pytest.mark.parametrize("fault", ["exit", "sigstop"])
+@pytest.mark.parametrize("fault", ["sigstop", pytest.param("exit", marks=pytest.mark.attack)])
 def test_a_worker_that_exits_or_is_stopped_is_replaced(tmp_path, fault):
     run = Run(
         "impala", tmp_path / "run", env="support_ray:gate", env_kwargs={"file": str(tmp_path / "none")}, **UNROLLS,

@@ -66,7 +66,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return checkpoint.newest(folder / "checkpoints")[0].tensors
 
 
-@pytest.mark.parametrize("crew", ["inline", "processes"])
+@pytest.mark.parametrize("crew", [pytest.param("inline", marks=pytest.mark.attack), "processes"])
 def test_ranks_on_ray_end_with_the_bits_of_ranks_on_one_machine(tmp_path, hosts, crew):
     """`processes`: the actors of each rank are Ray actors too."""
     fields = RANKS | {"group": {"crew": crew, "preempt": 1.0}}
