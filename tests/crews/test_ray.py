@@ -282,6 +282,7 @@ def test_a_cluster_of_our_own_is_closed_to_others_and_leaves_nothing(tmp_path, s
     (folder,) = folders() - before
     tree = descendants(run.pid)
     assert len(tree) > 6, "this process, the servers, an agent, two actors"
+    assert [pid for pid in tree if os.getpgid(pid) == run.pid] == [run.pid], "a signal to the group is for it alone"
     ports = listening(tree)
     assert ports and {port.split()[0] for port in ports} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, ports
     assert not {port for port in ports if port.endswith(" 8265")}, "that is the dashboard's"
