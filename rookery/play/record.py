@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,7 +21,9 @@ import torch
 
 from rookery.core.config import RunConfig
 from rookery.core.errors import EnvError, StorageError, UsageError
+from rookery.core.frames import with_frames
 from rookery.core.seeding import seed_of
+from rookery.envs import dmc
 from rookery.envs.lanes import Lanes, SyncLanes
 from rookery.envs.last import LastLanes
 from rookery.envs.make import make_single
@@ -29,6 +32,7 @@ from rookery.storage import folder as folders
 
 SMALLEST = 320  # pixels of the shorter side; smaller pictures are enlarged by whole factors
 SUFFIXES = (".mp4", ".mkv", ".mov")
+BACKENDS = "without a display set MUJOCO_GL=egl (needs libegl1) or MUJOCO_GL=osmesa (needs libosmesa6), else glfw"
 PATIENCE = 120.0  # seconds for ffmpeg to finish
 
 
@@ -57,7 +61,19 @@ def record(
     _writer()  # before the environment is made, so that a missing package is reported first
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures are drawn in memory, without a display
-    env = make_single(config, render_mode="rgb_array")
+    with _drawing(config.env):
+        return _record(policy, config, out, episodes, seed, fps, max_steps, greedy)
+
+
+def _record(
+    policy: Policy, config: RunConfig, out: Path, episodes: int, seed: int, fps: float, max_steps: int, greedy: bool
+) -> Recording:  # fmt: skip
+    try:
+        env = make_single(config, render_mode="rgb_array")
+    except EnvError as error:
+        if any(word in str(error) for word in ("OpenGL", "mujoco", "glfw")):
+            error.add_note(_backend())
+        raise
     lanes: Lanes = SyncLanes(config.env, [env])
     if config.net.feed_last:
         lanes = LastLanes(lanes, clip=policy.spec.clipped)
@@ -84,15 +100,49 @@ def _episode(
 ) -> tuple[float, bool]:
     """Record one episode: its return, and whether it ended."""
     obs, state, total = lanes.reset([seed]), policy.initial_state(1), 0.0
-    film.add(env.render())
+    film.add(_picture(env, lanes.spec.id))
     for _ in range(max_steps):
         action, state = policy.act_batch(obs, state, rng)
         obs, reward, terminated, truncated = lanes.step(action)
         total += float(reward[0])
-        film.add(env.render())
+        film.add(_picture(env, lanes.spec.id))
         if terminated[0] or truncated[0]:
             return total, True
     return total, False
+
+
+def _picture(env: Any, env_id: str) -> Any:
+    try:
+        return env.render()
+    except (Exception, SystemExit) as error:
+        words = f"environment {env_id} raised in render: {type(error).__name__}: {error}"
+        if "mujoco" in type(env.unwrapped).__module__ or type(error).__module__.startswith("mujoco"):
+            words += f"; {_backend()}"
+        raise EnvError(with_frames(words, error), "env_raised") from error
+
+
+def _backend() -> str:
+    return f"MuJoCo drew with MUJOCO_GL={os.environ.get('MUJOCO_GL', '(not set)')}: {BACKENDS}"
+
+
+@contextmanager
+def _drawing(env_id: str) -> Iterator[None]:
+    """Without a display, MuJoCo draws with EGL unless the user has chosen: its own choice is a window's library.
+
+    Tasks of dm_control settle it themselves (`dmc.py`).
+    """
+    blind = (
+        not dmc.is_dmc(env_id)
+        and sys.platform == "linux"
+        and not any(os.environ.get(n) for n in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"))
+    )
+    if blind:
+        os.environ["MUJOCO_GL"] = "egl"
+    try:
+        yield
+    finally:
+        if blind:
+            del os.environ["MUJOCO_GL"]
 
 
 class Film:
