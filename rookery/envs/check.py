@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -24,6 +25,7 @@ from rookery.envs.vector import MaskedLanes
 
 SEED = 1
 LARGE = 1e3  # observations or rewards beyond this call for normalisation
+LIMITS = ("_max_episode_steps", "max_episode_steps", "max_steps", "time_limit")  # attributes by which limits go
 SLOW = 200.0  # steps per second of one environment below which it will be what limits a run
 
 
@@ -44,6 +46,7 @@ class Report:
     episodes: int = 0
     mean_length: float = 0.0  # of finished episodes
     mean_return: float = 0.0  # of random actions
+    time_limit: int = 0  # steps after which an episode is cut, where the environment says so
     lanes: int = 0
     vector_speed: float = 0.0  # steps per second of all lanes together
     single_speed: float = 0.0  # steps per second of one environment by itself
@@ -69,7 +72,8 @@ class Report:
             out.append(f"  inside its space: {_said(self.in_space, 'yes', 'no')}")
             out.append(f"  exact resume: {_said(self.restorable, 'yes', 'no, resumed runs begin new episodes')}")
             played = f"{self.episodes} episodes, mean length {self.mean_length:.1f}, mean return {self.mean_return:.3g}"
-            out.append(f"  random play: {played if self.episodes else f'no end in {self.steps} steps'}")
+            limit = f"; episodes are cut after {self.time_limit:,} steps" if self.time_limit else ""
+            out.append(f"  random play: {played if self.episodes else f'no end in {self.steps} steps'}{limit}")
             alone = f"{self.single_speed:,.0f} alone"
             out.append(f"  speed: {self.vector_speed:,.0f} steps/s in {self.lanes} lanes, {alone}")
         return out + [f"  warning: {each}" for each in self.warnings] + [f"  error: {each}" for each in self.errors]
@@ -219,6 +223,7 @@ def _alone(config: Config, report: Report, rows: int) -> None:
     except RookeryError as error:
         report.warnings.append(f"no single environment, so no recording: {error}")
         return
+    report.time_limit = _time_limit(env)
     try:
         outside, seconds = _walk(env, rows)
     except (Exception, SystemExit) as error:
@@ -230,6 +235,20 @@ def _alone(config: Config, report: Report, rows: int) -> None:
     report.in_space = not outside
     if outside:
         report.warnings.append(f"{len(outside)} of {rows} observations lie outside the space; the first: {outside[0]}")
+
+
+def _time_limit(env: Any) -> int:
+    """The steps after which an episode is cut, as far as the environment and its wrappers say; 0: they do not."""
+    found = []
+    layer: Any = env
+    while layer is not None:
+        spec = vars(layer).get("spec")
+        values = [vars(layer).get(name) for name in LIMITS] + [getattr(spec, "max_episode_steps", None)]
+        # dm_control counts inside, and says `inf` where there is no limit.
+        values.append(getattr(vars(layer).get("inner"), "_step_limit", None))
+        found += [int(each) for each in values if isinstance(each, int | float) and 0 < each < np.inf]
+        layer = vars(layer).get("env")
+    return min(found, default=0)
 
 
 def _walk(env: gymnasium.Env, rows: int) -> tuple[list[str], float]:
@@ -252,7 +271,7 @@ def _walk(env: gymnasium.Env, rows: int) -> tuple[list[str], float]:
 def _advise(report: Report) -> None:
     if report.deterministic is False:
         report.warnings.append("the same seeds gave different rows; runs cannot be reproduced (is np_random used?)")
-    if report.action is not None and not report.episodes and report.ok:
+    if report.action is not None and not report.episodes and not report.time_limit and report.ok:
         report.warnings.append(f"no episode ended in {report.steps} steps; if none ever does, set a time limit")
     if report.action is not None and any(bound is None for bound in report.action.low + report.action.high):
         report.warnings.append("actions are not bounded on all sides; such dimensions are passed on unscaled")

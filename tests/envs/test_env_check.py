@@ -98,6 +98,42 @@ def test_warnings(env, kwargs, words):
     assert any(words in warning for warning in report.warnings), report.warnings
 
 
+def endless(limit=0, own=0):
+    class Endless(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def __init__(self):
+            if own:
+                self.max_steps = own
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    return gymnasium.wrappers.TimeLimit(Endless(), limit) if limit else Endless()
+
+
+@pytest.mark.parametrize(
+    "env, kwargs, limit",
+    [
+        ("Pendulum-v1", {}, 200),
+        ("Pendulum-v1", {"max_episode_steps": 5000}, 5000),
+        ("dmc/cartpole-swingup", {}, 1000),
+        (f"{__name__}:endless", {"limit": 700}, 700),
+        (f"{__name__}:endless", {"own": 400}, 400),
+        (f"{__name__}:endless", {}, 0),
+    ],
+)
+def test_only_an_environment_without_a_time_limit_is_warned_of(env, kwargs, limit):
+    report = check(Config(env, **kwargs), 80)
+    assert report.episodes == 0 and report.time_limit == limit
+    assert any("set a time limit" in each for each in report.warnings) == (not limit)
+    assert any(f"cut after {limit:,} steps" in line for line in report.lines()) == bool(limit)
+
+
 def test_an_environment_that_cannot_be_restored_is_still_good():
     report = check(Config("Pendulum-v1"), 900)
     assert report.ok and not report.restorable and not report.warnings
