@@ -34,7 +34,7 @@ def cluster_of(nodes: int = 3, cpus: int = 2, **system: Any) -> Iterator[Any]:
     from ray._private import worker
     from ray.cluster_utils import Cluster
 
-    from rookery.topologies.ray_cluster import HEALTH
+    from rookery.crews.ray_session import HEALTH
 
     worker.print_worker_logs = lambda *args, **more: None
     head = {"num_cpus": cpus, "include_dashboard": False, "_system_config": HEALTH | system}

@@ -20,7 +20,7 @@ from support_ray import SMALL, cluster_of, messages, until
 import rookery
 from rookery.core.errors import EnvError, UsageError
 from rookery.crews import ray as crews_ray
-from rookery.topologies import ray_cluster
+from rookery.crews import ray_session
 
 ANSWER = 10.0  # seconds for an address that does not work to be told
 PPO: dict[str, Any] = {"algo": {"unroll": 16, "epochs": 1, "minibatches": 1}, "preset": "vector", "env_steps": 200}
@@ -30,7 +30,7 @@ import rookery
 {before}
 from rookery.core.errors import UsageError
 from rookery.run.run import configure
-from rookery.topologies.ray_cluster import joined
+from rookery.crews.ray_session import joined
 config = configure("ppo", "CartPole-v1", topology="ray_cluster", ray={{"address": sys.argv[1]}})
 began = time.monotonic()
 try:
@@ -86,7 +86,7 @@ def closed() -> str:
 def address_error(address: str) -> str:
     began = time.monotonic()
     with pytest.raises(UsageError) as caught:
-        ray_cluster._check_reachable(address)
+        ray_session._check_reachable(address)
     assert time.monotonic() - began < ANSWER
     return str(caught.value)
 
@@ -277,10 +277,10 @@ def folders() -> set[str]:
 @pytest.mark.parametrize("end", ["SIGTERM to the group", "SIGKILL"])
 def test_a_cluster_of_our_own_is_closed_to_others_and_leaves_nothing(tmp_path, silent, end):
     """No cluster was named: the one that the environment names is not joined."""
-    before = folders()
     run = started(tmp_path / "run", RAY_ADDRESS=silent, http_proxy="http://127.0.0.1:9")
-    (folder,) = folders() - before
     tree = descendants(run.pid)
+    (folder,) = {folder for folder in folders() if any(f"{folder}/" in command_of(pid) for pid in tree)}
+    assert os.stat(folder).st_mode & 0o077 == 0, "no other user reaches Ray's sockets"
     assert len(tree) > 6, "this process, the servers, an agent, two actors"
     assert [pid for pid in tree if os.getpgid(pid) == run.pid] == [run.pid], "a signal to the group is for it alone"
     ports = listening(tree)
