@@ -83,6 +83,10 @@ class Journal:
         self._started = self._logged_at = self._clock()
         self._env_steps_before, self.collect_s, self._ended = self.env_steps, 0.0, None
 
+    def not_before(self, wall_s: float) -> None:
+        """The run has lasted at least so long already."""
+        self._wall_before = max(self._wall_before, wall_s)
+
     def end(self) -> None:
         """Stop the clock: what follows is only the end of processes."""
         self._ended = self._clock()
@@ -205,7 +209,8 @@ class Journal:
 
     def say(self, message: str) -> None:
         self.messages.append(message)
-        self.sinks.write({"kind": "message", "env_steps": self.env_steps, "wall_s": self.wall_s, "text": message})
+        wall_s = self.wall_s if self.begun else self._wall_before  # the time before `begin` does not count
+        self.sinks.write({"kind": "message", "env_steps": self.env_steps, "wall_s": wall_s, "text": message})
 
     # Stop conditions
 
@@ -319,7 +324,8 @@ class Journal:
         if target == self.config.target_return:  # a new target has not been reached yet
             self.env_steps_to_target, self.wall_s_to_target = reached
         self._updates = state["updates"]
-        self._wall_before, self.best, self.restarts = state["wall_s"], state["best"], state["restarts"]
+        self.not_before(state["wall_s"])
+        self.best, self.restarts = state["best"], state["restarts"]
         if self.ranks is not None:  # rank 0 goes on with the books of the run, and the others begin new ones
             self.ranks.ledger, self.ranks.restarts = self.ledger, self.restarts
             if self.rank > 0:

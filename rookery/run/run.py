@@ -32,6 +32,7 @@ from rookery.core.types import EnvSpec
 from rookery.crews.probe import probe
 from rookery.metrics.journal import Journal
 from rookery.metrics.panel import Panel
+from rookery.metrics.rewind import rewind
 from rookery.metrics.sink import Sinks
 from rookery.nets.torso import bf16_is_emulated
 from rookery.pipes.collective import Place, place_of
@@ -268,10 +269,13 @@ def execute(
             if group.rank == 0:
                 folders.store(folder, "spec.json", msgspec.json.encode(spec))
             job = Job(config, algorithm, learner, journal, folder, signals, threads, spec, tell=tell)
-            for note in (*notes, *_warnings(config)):
-                journal.say(note)
+            told = [*notes, *_warnings(config)]
+            if group.rank == 0:
+                told += _rewound(folder, saved, journal)
             if saved is not None:
                 restore(job, saved)
+            for note in told:
+                journal.say(note)
             return job
 
         try:
@@ -310,6 +314,17 @@ def _told(config: RunConfig, folder: Path, signals: Signals, rank: int) -> Itera
         panel.close()
         hurried = signals.requested is not None
         sinks.close(min(CLOSING, max(0.5, config.supervisor.grace / 10)) if hurried else CLOSING)
+
+
+def _rewound(folder: Path, saved: checkpoint.Checkpoint | None, journal: Journal) -> list[str]:
+    """Records of steps that will be taken again leave metrics.jsonl; what to say about it."""
+    try:
+        moved, where, wall_s = rewind(folder, -1 if saved is None else saved.env_steps)
+    except StorageError as error:  # records must not stop a run
+        return [str(error)]
+    journal.not_before(wall_s)
+    since = "the start of the run" if saved is None else "the checkpoint"
+    return [f"{moved} records of steps after {since} are in {where} now: these steps are taken again"] if moved else []
 
 
 def _warnings(config: RunConfig) -> list[str]:
