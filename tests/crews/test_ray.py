@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_an_object_store_that_is_too_small_is_told_with_both_numbers(cluster, tm
         train(tmp_path / "run", algo=algo, envs_per_actor=4)
 
 
-def test_actors_end_with_a_driver_that_is_killed(cluster, tmp_path):
+def test_actors_end_with_a_driver_that_is_killed(cluster, started, tmp_path):
     run = started(tmp_path / "run", "--ray.address", cluster.address)
     hosts = [pid for pid in descendants(os.getpid()) if "ray::Host" in command_of(pid)]
     assert len(hosts) == 2
@@ -254,8 +255,18 @@ def listening(pids: list[int]) -> set[str]:
     return {inodes[inode] for inode in held & inodes.keys()}
 
 
-def started(out: Path, *flags: str, **variables: str) -> subprocess.Popen:
-    """A long run in a process of its own, in a group of its own, after its first checkpoint."""
+@pytest.fixture
+def started() -> Iterator[Callable[..., subprocess.Popen]]:
+    """Starts long runs in processes of their own; none of them outlives the test."""
+    runs: list[subprocess.Popen] = []
+    yield partial(_started, runs)
+    for run in runs:
+        run.kill()
+        run.wait()
+
+
+def _started(runs: list[subprocess.Popen], out: Path, *flags: str, **variables: str) -> subprocess.Popen:
+    """A long run, in a group of its own, after its first checkpoint."""
     words = [
         "train", "ppo", "--env", "CartPole-v1", "--preset", "vector", "--topology", "ray_cluster", "--actors", "2",
         "--envs-per-actor", "2", "--env-steps", "100000000", "--algo.unroll", "16", "--algo.minibatches", "2",
@@ -265,6 +276,7 @@ def started(out: Path, *flags: str, **variables: str) -> subprocess.Popen:
         [sys.executable, "-m", "rookery", *words], env=os.environ | variables, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, process_group=0,
     )  # fmt: skip
+    runs.append(run)
     until(lambda: list(out.glob("checkpoints/step-*")) or run.poll() is not None, "the first checkpoint")
     assert run.poll() is None, run.stderr.read()
     return run
@@ -275,7 +287,7 @@ def folders() -> set[str]:
 
 
 @pytest.mark.parametrize("end", ["SIGTERM to the group", "SIGKILL"])
-def test_a_cluster_of_our_own_is_closed_to_others_and_leaves_nothing(tmp_path, silent, end):
+def test_a_cluster_of_our_own_is_closed_to_others_and_leaves_nothing(tmp_path, started, silent, end):
     """No cluster was named: the one that the environment names is not joined."""
     run = started(tmp_path / "run", RAY_ADDRESS=silent, http_proxy="http://127.0.0.1:9")
     tree = descendants(run.pid)
