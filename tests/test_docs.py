@@ -77,6 +77,14 @@ def commands(program: str) -> list[tuple[str, list[str]]]:
     return found
 
 
+def test_nobody_is_promised_more_of_a_cluster_than_was_tested():
+    """Until the tests have run on several machines."""
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert "to cluster" not in about and "simulated nodes" in about
+    assert readme.count("not yet on several machines") == 2, "at the beginning, and where the topologies are"
+
+
 def without_code(page: Path) -> str:
     return FENCE.sub("", page.read_text())
 

@@ -18,6 +18,7 @@ from rookery.cli.flags import parse
 from rookery.cli.show import console, escape, only_answer
 from rookery.core.errors import RookeryError
 from rookery.core.machine import Machine, amount
+from rookery.crews.probe import probe
 
 EXTRAS = {  # extra -> (modules it brings, what for)
     "atari": (("ale_py",), "Atari games"),
@@ -30,6 +31,10 @@ EXTRAS = {  # extra -> (modules it brings, what for)
     "video": (("imageio_ffmpeg", "pygame"), "rookery record"),
     "tensorboard": (("tensorboard",), "TensorBoard events"),
 }
+ENVS = {  # extra -> a small environment that needs it
+    "atari": "ALE/Pong-v5", "mujoco": "InvertedPendulum-v5", "dmc": "dmc/cartpole-swingup", "box2d": "LunarLander-v3",
+}  # fmt: skip
+DEADLINE = 60.0  # seconds one of them may take
 CORE = ("torch", "numpy", "gymnasium", "safetensors", "msgspec", "tyro", "rich")
 ROOM = 1 << 30  # bytes of memory below which a run is likely to fail
 STEPS = 4_000  # of the self-test: about a second
@@ -139,9 +144,23 @@ def _extras() -> list[Finding]:
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
         if missing:
             found.append(Finding(extra, f"not installed ({use})", "optional", f"pip install 'rookery[{extra}]'"))
+        elif why := _trouble(extra):
+            found.append(Finding(extra, f"installed, but {why}", "problem", f"pip install 'rookery[{extra}]'"))
         else:
-            found.append(Finding(extra, f"installed ({use})"))
+            made = f", {ENVS[extra]} can be made" if extra in ENVS else ""
+            found.append(Finding(extra, f"installed ({use}){made}"))
     return found
+
+
+def _trouble(extra: str) -> str:
+    """Why an environment of this extra cannot be made, in a process of its own; "" if it can, or there is none."""
+    if extra not in ENVS:
+        return ""
+    try:
+        probe(ENVS[extra], {}, DEADLINE)
+    except RookeryError as error:
+        return f"{ENVS[extra]} cannot be made: {str(error).splitlines()[0]}"
+    return ""
 
 
 def _speed() -> Finding:

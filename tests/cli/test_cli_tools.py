@@ -83,6 +83,22 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(capsys, monkeypatch):
     assert "pip install 'rookery[dreams]'" in text and "memfd" in text and "torch" in text
 
 
+def test_doctor_makes_an_environment_of_every_extra_that_is_installed(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "EXTRAS", {"box2d": (("json",), "landers"), "dmc": (("json",), "walkers")})
+    monkeypatch.setattr(doctor, "ENVS", {"box2d": "CartPole-v1", "dmc": "rookery/Faulty-v0"})
+    real = doctor.probe
+
+    def broken(env, kwargs, deadline):
+        return real(env, {"fault": "raise_init"} if "Faulty" in env else kwargs, deadline)
+
+    monkeypatch.setattr(doctor, "probe", broken)
+    assert main(["doctor", "--no-speed"]) == 1
+    text = capsys.readouterr().out
+    assert "installed (landers), CartPole-v1 can be made" in text
+    assert "installed, but rookery/Faulty-v0 cannot be made: " in text and "scripted fault" in text
+    assert "needs attention: dmc" in text
+
+
 def test_doctor_trains_for_a_moment(capsys):
     assert main(["doctor", "--json"]) == 0
     findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
