@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-learning test-attack lint bench pong clean
+.PHONY: demo test test-learning test-attack test-report lint bench pong clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,11 @@ test-learning: $(STAMP)
 # Random attacks from a printed seed; ROOKERY_ATTACK_SEED repeats them, ROOKERY_ATTACK_MINUTES sets their length.
 test-attack: $(STAMP)
 	ROOKERY_ATTACK_ROUNDS=$${ROOKERY_ATTACK_ROUNDS:-1000} $(BIN)/python -m pytest tests/attack -m 'attack or not attack' --timeout 7200 -s
+
+# The report page in a browser. Not a part of `test`: Chromium is 300 MB, and the page's structure is checked without it.
+test-report: $(STAMP)
+	command -v chromium >/dev/null || { apt-get update && apt-get install -y chromium; }
+	$(BIN)/python -m pytest -m browser
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/throughput.py

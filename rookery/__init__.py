@@ -5,16 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rookery.metrics.compare import compare
+    from rookery.metrics.report import write_report as report
     from rookery.play.policy import Policy, load
     from rookery.run.run import Run, configure, resume, train
 
 __version__ = "0.1.0"
-__all__ = ["Policy", "Run", "configure", "load", "resume", "train"]
+__all__ = ["Policy", "Run", "compare", "configure", "load", "report", "resume", "train"]
 
 _WHERE = {
     **dict.fromkeys(("Run", "configure", "resume", "train"), "rookery.run.run"),
     **dict.fromkeys(("Policy", "load"), "rookery.play.policy"),
+    "compare": "rookery.metrics.compare",
+    "report": "rookery.metrics.report",
 }
+_THERE = {"report": "write_report"}  # names that differ in their module
 
 
 def __getattr__(name: str) -> Any:
@@ -22,5 +27,5 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         import importlib
 
-        return getattr(importlib.import_module(_WHERE[name]), name)
+        return getattr(importlib.import_module(_WHERE[name]), _THERE.get(name, name))
     raise AttributeError(f"module 'rookery' has no attribute {name!r}")

@@ -116,7 +116,9 @@ def no_work(monkeypatch, tmp_path):
         raise Reached
 
     import rookery.cli.check_env
+    import rookery.metrics.compare
     import rookery.metrics.plot
+    import rookery.metrics.report
     import rookery.play.policy
     import rookery.run.cluster_work
     import rookery.run.run
@@ -126,6 +128,8 @@ def no_work(monkeypatch, tmp_path):
         (rookery.run.run, "go_on"),
         (rookery.play.policy, "load"),
         (rookery.metrics.plot, "plot_runs"),
+        (rookery.metrics.report, "write_report"),
+        (rookery.metrics.compare, "compare"),
         (rookery.cli.check_env, "ask"),
         (rookery.run.cluster_work, "spec_of"),
     ):
@@ -163,7 +167,7 @@ def test_the_command_check_can_fail(no_work, capsys):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_and_fields_in_the_text_exist(page):
-    from rookery.cli import check_env, cluster_plan, doctor, play, plot, recipes
+    from rookery.cli import check_env, cluster_plan, compare, doctor, play, plot, recipes, report
     from rookery.cli.configure import EXTRA
     from rookery.cli.flags import SHORT, flags_of
 
@@ -175,6 +179,8 @@ def test_flags_and_fields_in_the_text_exist(page):
         play.Eval,
         play.Record,
         plot.Plot,
+        report.Report,
+        compare.Compare,
         recipes.Recipes,
         check_env.CheckEnv,
         doctor.Doctor,

@@ -24,6 +24,8 @@ VERBS = {
     "eval": ("rookery.cli.play:evaluate", "play whole episodes with what a run learnt, and report the return"),
     "record": ("rookery.cli.play:record", "record episodes of a run's policy, as mp4"),
     "plot": ("rookery.cli.plot:plot", "draw learning curves of one or more runs"),
+    "compare": ("rookery.cli.compare:compare", "compare runs over their seeds, with confidence intervals"),
+    "report": ("rookery.cli.report:report", "write one HTML page about one or more runs"),
     "recipes": ("rookery.cli.recipes:recipes", "list the recipes and their presets"),
     "check-env": ("rookery.cli.check_env:check_env", "try an environment in a process of its own, and report"),
     "doctor": ("rookery.cli.doctor:doctor", "what this machine offers, what is installed, and how fast it is"),

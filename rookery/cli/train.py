@@ -125,6 +125,8 @@ def close(run: Run) -> int:
         rows["not written"] = f"[yellow]{escape(names)}[/]"
     if summary["return_mean"] is not None:
         rows["curve"] = escape(_curve(run.path))
+    if (page := run.path / "report" / "index.html").is_file():
+        rows["report"] = escape(str(page))
     trust = needs(run.config)
     further = "\n" + resume_command(run.path, run.config, f"--env-steps {2 * summary['env_steps']}")
     if summary["exit_reason"] == "target_return":

@@ -99,7 +99,7 @@ def plot_scaling(rows: Sequence[Mapping[str, Any]], out: Path) -> Path:
         ("acting_steps_per_s", "acting only", PALETTE[2]),
         ("steps_per_s", "acting and learning", PALETTE[0]),
     ):
-        values = np.array([_number(row.get(key)) for row in rows])
+        values = np.array([number(row.get(key)) for row in rows])
         if np.isfinite(values).any():
             first = int(np.flatnonzero(np.isfinite(values))[0])
             ideal = values[first] / actors[first] * actors[-1]
@@ -108,7 +108,7 @@ def plot_scaling(rows: Sequence[Mapping[str, Any]], out: Path) -> Path:
     left.plot([], [], color=INK, linewidth=1, linestyle=(0, (4, 3)), label="ideal: proportional to actors")
     left.set_ylim(bottom=0)
     left.yaxis.set_major_formatter(lambda value, _: _short(value))
-    waits = np.array([_number(row.get("wait_share")) for row in rows])
+    waits = np.array([number(row.get("wait_share")) for row in rows])
     right.bar([str(count) for count in actors], np.nan_to_num(waits) * 100, color=PALETTE[1], width=0.6)
     right.set_ylim(0, max(10.0, 1.15 * np.nanmax([*(waits * 100), 0])))
     for place, wait in enumerate(waits):
@@ -159,7 +159,7 @@ def read_curve(folder: Path) -> Curve:
     kept: list[tuple[float, float, float]] = []
     shift = 0.0  # added to wall_s, should a resumed run have started its clock again
     for record in records(folder / "metrics.jsonl"):
-        steps, wall, value = (_number(record.get(key)) for key in ("env_steps", "wall_s", "return_mean"))
+        steps, wall, value = (number(record.get(key)) for key in ("env_steps", "wall_s", "return_mean"))
         if record.get("kind") != "train" or not math.isfinite(steps + wall + value):
             continue
         while kept and kept[-1][0] >= steps:
@@ -167,7 +167,7 @@ def read_curve(folder: Path) -> Curve:
         shift += max(0.0, kept[-1][1] - wall - shift) if kept else 0.0
         kept.append((steps, wall + shift, value))
     columns = np.array(kept, dtype=float).reshape(-1, 3).T
-    return Curve(_config(folder), *columns)
+    return Curve(config_of(folder), *columns)
 
 
 def grouped(curves: Sequence[Curve]) -> list[tuple[str, list[Curve]]]:
@@ -211,7 +211,7 @@ def _draw(axes: Axes, lines: list[tuple[np.ndarray, np.ndarray]], label: str | N
 
 
 def _draw_targets(axes: Sequence[Axes], curves: Sequence[Curve]) -> None:
-    targets = {_number(curve.config.get("target_return")) for curve in curves}
+    targets = {number(curve.config.get("target_return")) for curve in curves}
     for target in sorted(target for target in targets if math.isfinite(target)):
         for place in axes:
             place.axhline(target, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
@@ -281,7 +281,7 @@ def _save(figure: Figure, out: str | Path, within: Path | None = None) -> Path:
     return path
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def config_of(folder: Path) -> dict[str, Any]:
     """config.json, flat; without one, the folder's own name."""
     if not folders.exists(folder, "config.json"):
         return {"recipe": folder.name}
@@ -297,7 +297,7 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
     """As a float; what is no number, or none that an axis could show, is NaN."""
     return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else math.nan
 

@@ -32,6 +32,7 @@ from rookery.core.types import EnvSpec
 from rookery.crews.probe import probe
 from rookery.metrics.journal import Journal
 from rookery.metrics.panel import Panel
+from rookery.metrics.report import write_beside
 from rookery.metrics.rewind import rewind
 from rookery.metrics.sink import Sinks
 from rookery.nets.torso import bf16_is_emulated
@@ -298,6 +299,7 @@ def execute(
     summary["records_lost"] = sinks.lost
     if group.rank == 0:
         folders.store(folder, "summary.json", json.dumps(summary, indent=2).encode())
+        write_beside(folder, tell)
     return Run(folder, config, summary, code, group.rank)
 
 

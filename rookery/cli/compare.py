@@ -1,0 +1,85 @@
+"""`rookery compare`: what several runs of each setting tell, as a table."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from rookery.cli.flags import parse
+from rookery.cli.runs import folder_of
+from rookery.cli.show import console, escape, number
+from rookery.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from rookery.metrics.compare import Row
+    from rookery.metrics.statistic import Estimate
+
+
+@dataclass(frozen=True)
+class Compare:
+    runs: tyro.conf.Positional[tuple[Path, ...]]  # run folders
+    target_return: float | None = None  # the return for "steps to"; none: the one that the runs were given
+    score: tuple[str, ...] = ()  # ENV=LOW:HIGH, the returns that count as 0 and 1, for a row over environments
+    json: bool = False  # print the result as JSON, and nothing else
+
+
+def compare(words: list[str]) -> int:
+    about = "Compare runs: interquartile mean and 95 % bootstrap interval over the seeds of each setting."
+    args = parse(Compare, words, "rookery compare", about)
+    if not args.runs:
+        raise UsageError("which runs? rookery compare runs/...")
+    folders, scores = [folder_of(run) for run in args.runs], dict(map(_scale, args.score))
+    from rookery.metrics import compare as comparing
+
+    rows = comparing.compare(folders, args.target_return, scores)
+    if args.json:
+        print(json.dumps([comparing.as_numbers(row) for row in rows], indent=2))
+        return 0
+    _show(rows)
+    return 0
+
+
+def _scale(word: str) -> tuple[str, tuple[float, float]]:
+    env, _, bounds = word.rpartition("=")
+    low, _, high = bounds.partition(":")
+    try:
+        return env, (float(low), float(high))
+    except ValueError:
+        raise UsageError(f"--score {word}: write ENV=LOW:HIGH, such as CartPole-v1=0:500") from None
+
+
+def _show(rows: list[Row]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 1), header_style="dim")
+    for name in ("setting", "environment", "runs", "return", "evaluation", "steps to return"):
+        table.add_column(name, justify="right" if name == "runs" else "left", overflow="fold")
+    for row in rows:
+        table.add_row(
+            escape(row.label), escape(row.env), str(row.runs), _words(row.final), _words(row.evaluation), _steps(row)
+        )
+    console().print(table)
+    for row in rows:
+        if row.note:
+            console().print(f" [yellow]{escape(row.label)}[/]: {escape(row.note)}")
+    console().print(" [dim]interquartile mean over runs, and its 95 % bootstrap interval[/]")
+
+
+def _words(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "–"
+    low, high = (number(value) if math.isfinite(value) else "∞" for value in (estimate.low, estimate.high))
+    value = number(estimate.value) if math.isfinite(estimate.value) else "not reached"
+    known = not math.isnan(estimate.low)
+    return f"[bold]{value}[/]" + (f" ({low} to {high})" if known and math.isfinite(estimate.low) else "")
+
+
+def _steps(row: Row) -> str:
+    if row.steps is None:
+        return "–"
+    return f"{_words(row.steps)}; {row.reached} of {row.runs} reached {number(row.target)}"
