@@ -76,6 +76,13 @@ def modules(trust: Sequence[str]) -> tuple[str, ...]:
     """
     names = (trust,) if isinstance(trust, str) else tuple(trust)
     for name in names:
+        if not isinstance(name, str) or not re.fullmatch(MODULE, name):
+            raise UsageError(f"{shown(name)} cannot be trusted: give the name of a module, such as examples.own_env")
+        if _ours(name) and name not in OWN_MODULES:
+            raise UsageError(f"{name} cannot be trusted: of Rookery itself only {', '.join(OWN_MODULES)} can")
+    return names
+
+
 def flags(modules: Sequence[str]) -> str:
     """Modules as `--trust` takes them."""
     return " ".join(f"--trust {quote(module)}" for module in modules)
@@ -95,13 +102,6 @@ def resume_command(folder: Path, config: Any, more: str = "") -> str:
     fields = msgspec.to_builtins(config)
     compiles = " --compile" if isinstance(fields, dict) and fields.get("compile") is True else ""
     return f"rookery resume {quote(str(folder))}{more and f' {more}'}{needs(fields)}{compiles}"
-
-
-        if not isinstance(name, str) or not re.fullmatch(MODULE, name):
-            raise UsageError(f"{shown(name)} cannot be trusted: give the name of a module, such as examples.own_env")
-        if _ours(name) and name not in OWN_MODULES:
-            raise UsageError(f"{name} cannot be trusted: of Rookery itself only {', '.join(OWN_MODULES)} can")
-    return names
 
 
 def _allows(trust: tuple[str, ...], module: str) -> bool:
