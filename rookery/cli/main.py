@@ -75,12 +75,12 @@ def _code(words: list[str], signals: Signals) -> int:
         return signals.requested or INTERRUPT
     except Exception as error:
         _say_traceback()
-        _say_error("this is a bug in Rookery, or in code it was given; the traceback above says where")
-        return LearnerError.exit_code
         if is_users(error):
             words = f"{type(error).__name__}: {error}\nraised by code that Rookery was given:"
             _say_error(with_frames(words, error))
             return LearnerError.exit_code
+        _say_error("this is a bug in Rookery, or in code it was given; the traceback above says where")
+        return LearnerError.exit_code
 
 
 def _run(words: list[str], signals: Signals) -> int:
