@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from rookery.metrics.report import write_report as report
     from rookery.play.policy import Policy, load
     from rookery.run.run import Run, configure, resume, train
+    from rookery.topologies.callbacks import Callback, Training
 
 __version__ = "0.1.0"
-__all__ = ["Policy", "Run", "compare", "configure", "load", "report", "resume", "train"]
+__all__ = ["Callback", "Policy", "Run", "Training", "compare", "configure", "load", "report", "resume", "train"]
 
 _WHERE = {
     **dict.fromkeys(("Run", "configure", "resume", "train"), "rookery.run.run"),
+    **dict.fromkeys(("Callback", "Training"), "rookery.topologies.callbacks"),
     **dict.fromkeys(("Policy", "load"), "rookery.play.policy"),
     "compare": "rookery.metrics.compare",
     "report": "rookery.metrics.report",

@@ -189,7 +189,7 @@ class RunConfig(Generic[AlgoConfig]):
     threads: Whole = 0  # threads the learner computes with; 0: every core, or one if the work is small
     compile: bool = False  # torch.compile the loss
     target_return: float | None = None  # stop when the mean of the last 100 episodes reaches it
-    metrics_from_info: tuple[str, ...] = ()  # numbers in `info` at an episode's end to log; none: those it declares
+    metrics_from_info: tuple[str, ...] = ()  # numbers (or dicts of them) in `info` at an episode's end; none: declared
     quiet: bool = False  # no panel
     log_every: NotNegative = 1.0  # seconds between two records in metrics.jsonl
     fault_plan: str = ""  # e.g. "actor[1]@env_step=137:sigkill"; for tests of your own reliability

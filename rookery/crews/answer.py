@@ -18,8 +18,10 @@ from rookery.processes.child import serve
 
 def answer(question: dict[str, Any]) -> Any:
     from rookery.envs.check import check
-    from rookery.envs.make import make
+    from rookery.envs.make import make, registering
 
+    if question["what"] == "registers":
+        return registering(question["env"], question["modules"])
     config = SimpleNamespace(
         env=question["env"], env_kwargs=question["env_kwargs"], atari=AtariConfig(), net=NetConfig()
     )

@@ -95,8 +95,8 @@ class Lanes(ABC):
                 found = f"it has {', '.join(map(str, info))}" if info else "it is empty"
                 raise UsageError(f"{self.spec.id}: no {name!r} in `info` at the end of an episode ({found})")
             several = info[name].items() if isinstance(info[name], Mapping) else ()
-            found = {f"{name}.{key}": value for key, value in several if np.ndim(value) == 0 and _is_number(value)}
-            for path, value in (found or {name: info[name]}).items():
+            parts = {f"{name}.{key}": value for key, value in several if np.ndim(value) == 0 and _is_number(value)}
+            for path, value in (parts or {name: info[name]}).items():
                 numbers[path] = _number(path, value)
                 if not math.isfinite(numbers[path]):
                     raise LaneFault(lane, f"returned {numbers[path]} as {path!r} in `info`", reason="nonfinite")

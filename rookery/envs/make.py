@@ -10,7 +10,7 @@ import copy
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from rookery.core.config import AtariConfig, NetConfig
 from rookery.core.errors import EnvError, RookeryError, UsageError
 from rookery.core.frames import with_frames
 from rookery.envs import atari, dmc
+from rookery.envs.given import given, importing, nameless
 from rookery.envs.lanes import Lanes, SyncLanes
 from rookery.envs.last import LastLanes
 from rookery.envs.vector import adapt, reset_mode
@@ -106,7 +107,14 @@ def make_single(config: Config, render_mode: str | None = None) -> gymnasium.Env
 
 
 def _factory(env_id: str) -> Callable[..., Any] | None:
-    """The callable that "package.module:factory" names; None for anything else."""
+    """The callable that the caller gave, or that "package.module:factory" names; None for anything else."""
+    if (known := given(env_id)) is not None and known.make is not None:
+        return known.make
+    if nameless(env_id):
+        raise UsageError(
+            f"env {env_id} was an object of the Python process that trained the run, and has no import path: in "
+            "Python, give it again with env=..."
+        )
     module, colon, name = env_id.partition(":")
     if not colon or not name.isidentifier():
         return None
@@ -119,7 +127,8 @@ def _factory(env_id: str) -> Callable[..., Any] | None:
 
 def _import(module: str, env_id: str) -> Any:
     try:
-        return importlib.import_module(module)
+        with importing(env_id):
+            return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
             raise UsageError(
@@ -192,7 +201,7 @@ def _lean(spec: Registered) -> Registered:
 
 def _registered(env_id: str) -> Registered:
     module, colon, name = env_id.rpartition(":")
-    if colon:  # Gymnasium's "module:Id-v0": the module registers the id when imported
+    if colon and given(env_id) is None:  # Gymnasium's "module:Id-v0": the module registers the id when imported
         _import(module, env_id)
     if name not in gymnasium.registry:
         _register_ale()
@@ -208,6 +217,31 @@ def _registered(env_id: str) -> Registered:
         "Atari: 'ALE/Pong-v5' with pip install 'rookery[atari]'; dm_control: 'dmc/cartpole-swingup' with "
         "pip install 'rookery[dmc]')"
     )
+
+
+def makers(env_id: str) -> list[str]:
+    """Modules that may have registered an id of this process: those that define what makes it. None: it is Gymnasium's.
+
+    Where the id is not registered there are none either.
+    """
+    spec = gymnasium.registry.get(env_id)
+    if spec is None:
+        return []
+    points = [each for each in (spec.entry_point, spec.vector_entry_point) if each is not None]
+    names = [each.partition(":")[0] if isinstance(each, str) else str(each.__module__) for each in points]
+    return [name for name in dict.fromkeys(names) if name.partition(".")[0] not in ("gymnasium", "ale_py")]
+
+
+def registering(env_id: str, modules: Sequence[str]) -> str | None:
+    """The first of these modules whose import registers the id; "" if it is known without, None if none does."""
+    if env_id in gymnasium.registry:
+        return ""
+    for module in modules:
+        with suppress(UsageError):
+            _import(module, f"{module}:{env_id}")
+        if env_id in gymnasium.registry:
+            return module
+    return None
 
 
 def _register_ale() -> None:

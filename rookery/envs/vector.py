@@ -95,7 +95,7 @@ class VectorLanes(Lanes):
             for lane in np.flatnonzero(ends).tolist():
                 # Gymnasium's form: an array for each name, and one more that says which lanes have it.
                 has = [name for name in info if f"_{name}" not in info or info[f"_{name}"][lane]]
-                self._keep_info(lane, {name: info[name][lane] for name in has if name in self.metrics})
+                self._keep_info(lane, {name: _of_lane(info[name], lane) for name in has if name in self.metrics})
         return obs, self._reward, terminated, truncated
 
     def _seed(self, seeds: Sequence[int]) -> Any:
@@ -160,3 +160,11 @@ class MaskedLanes(VectorLanes):
         # A new dict and mask each time: gymnasium takes the options apart.
         obs, _ = self._call("reset", lambda: self.env.reset(options={"reset_mask": mask.copy()}))
         return self._read(obs)
+
+
+def _of_lane(value: Any, lane: int) -> Any:
+    """What a vector's `info` says of one lane; in a dictionary, `_name` says which lanes have `name`."""
+    if not isinstance(value, dict):
+        return value[lane]
+    names = [key for key in value if not (key.startswith("_") and key[1:] in value)]
+    return {key: _of_lane(value[key], lane) for key in names if f"_{key}" not in value or value[f"_{key}"][lane]}

@@ -52,6 +52,8 @@ class Journal:
         self._unexplained = 0.0  # wall time of collecting that no report has explained yet
         self._cores = Machine().cores()
         self.begun = False
+        self.stop_reason = ""  # why a callback ends the run
+        self.ended: list[Episode] | None = None  # episodes that callbacks have not seen yet; None: none want to
         self._updates = 0
         self._started = self._logged_at = clock()
         self._ended: float | None = None
@@ -103,6 +105,8 @@ class Journal:
             self.ranks.cut = self.ranks.cut or report.cut
 
     def _finish_episodes(self, episodes: Sequence[Episode]) -> None:
+        if self.ended is not None:
+            self.ended.extend(episodes)
         for episode in episodes:
             self.episodes += 1
             self.window.add(episode.total, episode.length, episode.info)
@@ -212,6 +216,11 @@ class Journal:
         wall_s = self.wall_s if self.begun else self._wall_before  # the time before `begin` does not count
         self.sinks.write({"kind": "message", "env_steps": self.env_steps, "wall_s": wall_s, "text": message})
 
+    def log(self, numbers: dict[str, float], updates: int) -> None:
+        """Numbers of the user's own."""
+        at = {"kind": "log", "env_steps": self.env_steps, "updates": updates, "wall_s": self.wall_s}
+        self.sinks.write(at | numbers)
+
     # Stop conditions
 
     @property
@@ -222,6 +231,8 @@ class Journal:
 
     def finished(self) -> str | None:
         """The reason to stop, if there is one."""
+        if self.stop_reason:
+            return "callback"
         if self.env_steps_to_target is not None:
             return "target_return"
         return "env_steps" if self.env_steps >= self.config.env_steps else None
@@ -285,7 +296,8 @@ class Journal:
 
     def summary(self, exit_reason: str, updates: int, skipped: int) -> dict[str, Any]:
         config = self.config
-        return {
+        stopped = {"stop_reason": self.stop_reason} if self.stop_reason else {}
+        return stopped | {
             "recipe": config.recipe, "env": config.env, "preset": config.preset, "seed": config.seed,
             "topology": config.topology, "actors": config.actors, "envs_per_actor": config.envs_per_actor,
             "env_steps": self.env_steps, "updates": updates, "updates_skipped": skipped,

@@ -98,8 +98,12 @@ def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bo
         return_std=float(np.std(flat)), return_min=min(flat), return_max=max(flat),
         length_mean=float(np.mean([n for lane in lengths for n in lane])), seed=seed, greedy=greedy,
         epsilon=epsilon, checkpoint=policy.path.name, returns=flat,
-        info={name: float(np.mean([each[name] for each in told])) for name in lanes.metrics},
+        info={name: float(np.mean([each[name] for each in told if name in each])) for name in _names(told)},
     )  # fmt: skip
+
+
+def _names(told: list[dict[str, float]]) -> list[str]:
+    return list(dict.fromkeys(name for each in told for name in each))
 
 
 def _mixed(action: np.ndarray, epsilon: float, spec: ActionSpec, dice: np.random.Generator) -> np.ndarray:

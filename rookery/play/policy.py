@@ -162,7 +162,7 @@ def load(
         raise UsageError(f"which={which!r} is not a choice; which is {' or '.join(map(repr, CHOICES))}")
     path = folders.real(path)
     run = path if folders.exists(path, "config.json") else path.parent.parent
-    config = read_config(run, trust)
+    config = read_config(run, trust, env=None)
     spec = decode_spec(folders.read(run, "spec.json"), run / "spec.json")
     notes: list[str] = []
     if path != run:

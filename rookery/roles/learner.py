@@ -56,6 +56,7 @@ class Learner:
         self.check_every = algorithm.plan().table.check_every  # updates; gradients are checked every time
         self._checked = -1  # version that was found to be finite
         self._due = tuple(self.flat)  # groups whose gradient was filled last
+        self.fixed_lr: dict[str, float] = {}  # by group: step sizes that a callback has set, instead of the schedule's
         self.spoil: Callable[[int], bool] = lambda updates: False  # faults on purpose: spoil this update's gradient?
 
     def step(self, batch: Any, progress: float, tell: bool = True) -> StepReport:
@@ -116,7 +117,7 @@ class Learner:
         return norms
 
     def _schedule(self, progress: float) -> None:
-        for group, lr in self.algorithm.schedule(progress).items():
+        for group, lr in (self.algorithm.schedule(progress) | self.fixed_lr).items():
             for param_group in self.optimizers[group].param_groups:
                 param_group["lr"] = lr
 

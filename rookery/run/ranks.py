@@ -32,6 +32,7 @@ from rookery.processes.worker import Restarts, Worker, stop_all
 from rookery.storage import checkpoint
 from rookery.storage.files import step_name
 from rookery.topologies.allreduce import check_same
+from rookery.topologies.callbacks import of_paths
 
 if TYPE_CHECKING:
     from rookery.storage.checkpoint import Checkpoint
@@ -48,14 +49,14 @@ ERRORS = {kind.exit_code: kind for kind in (Usage, EnvError, LearnerError, Numer
 
 def supervise(
     config: RunConfig, folder: Path, saved: Checkpoint | None, notes: list[str], signals: Signals,
-    tell: Callable[[str], None], launcher: RankLauncher,
+    tell: Callable[[str], None], launcher: RankLauncher, callbacks: Sequence[str] = (),
 ) -> int:  # fmt: skip
     """Start the ranks and wait for their end; a group that has lost a rank is started again. The exit code."""
     limits = config.supervisor
     restarts, attempt, step = Restarts(limits.restarts, limits.window), 0, None if saved is None else saved.env_steps
     while True:
         try:
-            with Ranks(config, folder, step, attempt, notes, signals, launcher) as ranks:
+            with Ranks(config, folder, step, attempt, notes, signals, launcher, callbacks) as ranks:
                 return ranks.wait()
         except RankLost as error:
             if signals.requested is not None:  # it can be resumed from its last checkpoint
@@ -116,11 +117,13 @@ class Ranks:
 
     def __init__(
         self, config: RunConfig, folder: Path, step: int | None, attempt: int, notes: list[str], signals: Signals,
-        launcher: RankLauncher,
+        launcher: RankLauncher, callbacks: Sequence[str] = (),
     ):  # fmt: skip
+        """`callbacks`: import paths, for rank 0."""
         self._config, self._folder, self._signals, self._launcher = config, folder, signals, launcher
         self._start = {
             "config": encode_config(config), "folder": str(folder), "step": step, "attempt": attempt, "notes": notes,
+            "callbacks": list(callbacks),
         }  # fmt: skip
         self._workers: list[Any] = []
         self._told = False  # that shutdown was requested
@@ -255,7 +258,10 @@ def serve_rank(channel: Any, start: dict[str, Any]) -> None:
         threading.Thread(target=_listen, args=(channel, signals), daemon=True).start()
         saved = None if start["step"] is None else checkpoint.load(folder / "checkpoints" / step_name(start["step"]))
         with joined(config, place) as group:
-            code = run.execute(config, folder, saved, start["notes"], signals, group=group).exit_code
+            callbacks = [] if place.rank else of_paths(start["callbacks"])
+            code = run.execute(
+                config, folder, saved, start["notes"], signals, group=group, callbacks=callbacks
+            ).exit_code
         streams.finish()
     channel.send({"op": "done", "exit_code": code}, timeout=IDLE)
 
@@ -290,8 +296,9 @@ def joined(config: RunConfig, place: Place) -> Iterator[Collective]:
 
 
 def as_rank(
-    config: RunConfig, place: Place, signals: Signals, prepare: Callable[[RunConfig, bool], Any], resumed: bool = False
-) -> Any:
+    config: RunConfig, place: Place, signals: Signals, prepare: Callable[[RunConfig, bool], Any],
+    resumed: bool = False, callbacks: Sequence[Any] = (),
+) -> Any:  # fmt: skip
     """Train as a rank that torchrun has started. `prepare` makes the folder, on rank 0; it gives a context manager.
 
     A group that torchrun has started again goes on from the newest checkpoint of its folder.
@@ -306,7 +313,8 @@ def as_rank(
             path, step = msgspec.json.decode(group.gather(msgspec.json.encode(own))[0])
             config, folder = replace(config, out=path), Path(path)
             saved = None if step is None else checkpoint.load(folder / "checkpoints" / step_name(step))
-            return execute(config, folder, saved, [], signals, group=group)
+            own_callbacks = callbacks if place.rank == 0 else ()
+            return execute(config, folder, saved, [], signals, group=group, callbacks=own_callbacks)
 
 
 def facts(config: RunConfig) -> dict[str, Any]:

@@ -14,11 +14,12 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -29,7 +30,7 @@ from rookery.core.errors import INTERRUPT, REQUEUE, CheckpointError, EnvError, R
 from rookery.core.ranges import within
 from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import EnvSpec
-from rookery.crews.probe import probe
+from rookery.envs.given import check_not_importing, given
 from rookery.metrics.journal import Journal
 from rookery.metrics.panel import Panel
 from rookery.metrics.report import write_beside
@@ -43,15 +44,23 @@ from rookery.processes.threads import Threads, available_cores
 from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
 from rookery.roles.learner import Learner
+from rookery.run.env import check_env, resolve, spec_of
 from rookery.run.ranks import LocalRanks, RankLauncher, as_rank, supervise
 from rookery.storage import checkpoint
 from rookery.storage import folder as folders
 from rookery.storage.claim import claimed
 from rookery.storage.stored import absurd, check_arrays, check_room, check_sizes, read_config
 from rookery.storage.trust import resume_command
+from rookery.topologies.callbacks import Callbacks, Training
+from rookery.topologies.callbacks import check as check_callbacks
+from rookery.topologies.callbacks import paths as callback_paths
 from rookery.topologies.job import Job, restore
 
+if TYPE_CHECKING:
+    from rookery.play.policy import Policy
+
 CLOSING = 5.0  # seconds to write the last records
+Env = str | Callable[..., Any]  # an id or import path; or what makes an environment: a function, a lambda, a class
 
 
 @dataclass(frozen=True)
@@ -69,35 +78,63 @@ def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-def configure(recipe: str, env: str, preset: str = "", **fields: Any) -> RunConfig:
+def configure(recipe: str, env: Env, preset: str = "", **fields: Any) -> RunConfig:
     """The whole config of a run, from a recipe's name, an environment and the fields to change."""
-    outline = {k: v for k, v in fields.items() if k in ("env_kwargs", "atari")}
+    name = resolve(env)
 
     def spec() -> EnvSpec:
-        return probe(env, outline.get("env_kwargs", {}))
+        return spec_of(name, fields.get("env_kwargs", {}))
 
-    return recipe_named(recipe).build(env, spec, preset, **fields)
+    return recipe_named(recipe).build(name, spec, preset, **fields)
 
 
-def train(recipe: str | RunConfig, env: str = "", *, overwrite: bool = False, **fields: Any) -> Run:
+def train(
+    recipe: str | RunConfig, env: Env = "", *, callbacks: Sequence[Any] = (), overwrite: bool = False, **fields: Any
+) -> Run:  # fmt: skip
     """Train, and return the finished run. `train("ppo", env="CartPole-v1", env_steps=100_000)`.
 
+    `env`: an id, an import path "package.module:make", or what makes an environment: a function, a lambda, a class.
+    `callbacks`: see `rookery.Callback`; a plain function is called after every update.
     Fields are those of `rookery.core.config.RunConfig`; nested ones as `algo={"clip": 0.1}`.
     `overwrite`: delete what is in the folder `out` if it is a run that failed.
+    Ctrl-C writes a checkpoint and raises KeyboardInterrupt.
     """
+    check_not_importing()
     if not isinstance(recipe, RunConfig) and not env:
         raise UsageError('which environment? train("ppo", env="CartPole-v1")')
+    check_callbacks(callbacks)
     config = check(recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields))
-    with Signals() as signals:
-        return start(config, signals, overwrite=overwrite)
+    with _interrupting(), Signals() as signals:
+        return _uninterrupted(start(config, signals, overwrite=overwrite, callbacks=callbacks))
+
+
+@contextmanager
+def _interrupting() -> Iterator[None]:
+    """Ctrl-C before the run had begun is a KeyboardInterrupt for a Python caller."""
+    try:
+        yield
+    except Stopped as stop:
+        if stop.exit_code != INTERRUPT:
+            raise
+        raise KeyboardInterrupt(str(stop)) from stop
+
+
+def _uninterrupted(run: Run) -> Run:
+    if run.exit_code == INTERRUPT:
+        env = ", env=..." if given(run.config.env) is not None else ""
+        raise KeyboardInterrupt(f"interrupted; the checkpoint is written: rookery.resume({str(run.path)!r}{env})")
+    return run
 
 
 def start(
-    config: RunConfig, signals: Signals, tell: Callable[[str], None] = _warn, overwrite: bool = False
+    config: RunConfig, signals: Signals, tell: Callable[[str], None] = _warn, overwrite: bool = False,
+    callbacks: Sequence[Any] = (),
 ) -> Run:  # fmt: skip
     """Train a checked config. Signals that came before now count: the folder is written and can be resumed."""
+    for note in check_env(config):
+        tell(note)
     if config.topology == "allreduce" and (place := place_of()) is not None:
-        return as_rank(_of_group(config, place), place, signals, _rank_folder)
+        return as_rank(_of_group(config, place), place, signals, _rank_folder, callbacks=callbacks)
     config = replace(config, out=config.out or _folder_name(config))
     folder = folders.real(config.out)
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
@@ -106,7 +143,7 @@ def start(
             before &= {path.name for path in folder.iterdir()}
         folders.store(folder, "config.json", encode_config(config))
         try:
-            return _carry_out(config, folder, None, [], signals, tell)
+            return _carry_out(config, folder, None, [], signals, tell, callbacks)
         except UsageError:  # nothing has begun: the same command, corrected, finds the place free
             _clear_folder(folder, before)
             raise
@@ -121,29 +158,38 @@ def start(
             raise
 
 
-def resume(path: str | Path, trust: tuple[str, ...] = (), *, tell: Callable[[str], None] = _warn, **fields: Any) -> Run:
+def resume(
+    path: str | Path, trust: tuple[str, ...] = (), *, env: Env = "", callbacks: Sequence[Any] = (),
+    tell: Callable[[str], None] = _warn, **fields: Any,
+) -> Run:  # fmt: skip
     """Continue a run from its newest complete checkpoint, or from the start if it has none yet.
 
     `env_steps=...` extends it. `trust`: modules that its config.json may name, besides what Rookery knows itself.
+    `env`: what makes the environments, instead of what config.json names; needed if that was a lambda, or defined in a
+    notebook. `callbacks`: as of `train`; they are not stored.
     `tell` is called with what could not be used: a damaged checkpoint, a missing replay memory.
     """
-    with Signals() as signals:
-        return go_on(path, trust, fields, signals, tell)
+    check_not_importing()
+    check_callbacks(callbacks)
+    own = resolve(env) if env else ""
+    with _interrupting(), Signals() as signals:
+        return _uninterrupted(go_on(path, trust, fields, signals, tell, own, callbacks))
 
 
 def go_on(
-    path: str | Path, trust: tuple[str, ...], fields: dict[str, Any], signals: Signals, tell: Callable[[str], None]
-) -> Run:
-    """Resume with signal handlers installed by the caller; the dotted `fields` change."""
+    path: str | Path, trust: tuple[str, ...], fields: dict[str, Any], signals: Signals, tell: Callable[[str], None],
+    env: str = "", callbacks: Sequence[Any] = (),
+) -> Run:  # fmt: skip
+    """Resume with signal handlers installed by the caller; the dotted `fields` change. `env`: the caller's own."""
     folder = folders.real(path)
-    read_config(folder, trust)  # or it is not a run folder
+    first = read_config(folder, trust, env)  # or it is not a run folder
     folders.check(folder)
-    if read_config(folder, trust).topology == "allreduce" and (place := place_of()) is not None:
-        config = check(with_fields(read_config(folder, trust), {"fault_plan": "", "out": str(folder)} | fields))
-        return as_rank(_of_group(config, place), place, signals, _rank_folder, resumed=True)
+    if first.topology == "allreduce" and (place := place_of()) is not None:
+        config = check(with_fields(first, {"fault_plan": "", "out": str(folder)} | fields))
+        return as_rank(_of_group(config, place), place, signals, _rank_folder, resumed=True, callbacks=callbacks)
     with claimed(folder):
         folders.sweep(folder)
-        before = read_config(folder, trust)
+        before, stored = read_config(folder, trust, env), folders.read(folder, "config.json")
         if before.compile and "compile" not in fields:  # a compiler is a program: no file starts it by itself
             raise UsageError(
                 f"the run in {folder} uses torch.compile, which starts a compiler; "
@@ -151,6 +197,8 @@ def go_on(
             )
         # A fault plan applies to one process; a resumed run needs it given again.
         config = check(with_fields(before, {"fault_plan": ""} | fields))
+        for note in check_env(config):
+            tell(note)
         if checkpoint.all_steps(folder / "checkpoints") or folders.exists(folder, "summary.json"):
             saved, notes = checkpoint.newest_told(folder / "checkpoints")
             for note in notes:
@@ -160,9 +208,9 @@ def go_on(
             saved, notes = None, ["the run had no checkpoint yet: it starts from the beginning"]
         folders.store(folder, "config.json", encode_config(config))
         try:
-            return _carry_out(config, folder, saved, notes, signals, tell)
+            return _carry_out(config, folder, saved, notes, signals, tell, callbacks)
         except (UsageError, CheckpointError) as error:  # it cannot be resumed like this: as it was, it still can
-            folders.store(folder, "config.json", encode_config(before))
+            folders.store(folder, "config.json", stored)
             if saved is not None and str(saved.path) not in str(error):
                 error.add_note(f"checkpoint: {saved.path}")
             raise
@@ -194,15 +242,16 @@ def check(config: RunConfig) -> RunConfig:
 
 def _carry_out(
     config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str], signals: Signals,
-    tell: Callable[[str], None],
+    tell: Callable[[str], None], callbacks: Sequence[Any] = (),
 ) -> Run:  # fmt: skip
     """Train in this process, or in one for each rank."""
     if config.ranks == 1:
-        return execute(config, folder, saved, notes, signals, tell)
+        return execute(config, folder, saved, notes, signals, tell, callbacks=callbacks)
+    named = callback_paths(callbacks)
     for note in _rank_notes(config):
         tell(note)
     with _ranks(config) as (for_ranks, launcher):
-        code = supervise(for_ranks, folder, saved, notes, signals, tell, launcher)
+        code = supervise(for_ranks, folder, saved, notes, signals, tell, launcher, named)
     return Run(folder, config, json.loads((folder / "summary.json").read_text()), code)
 
 
@@ -250,7 +299,7 @@ def _rank_folder(config: RunConfig, again: bool) -> Iterator[Path]:
 @guarded()
 def execute(
     config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str], signals: Signals,
-    tell: Callable[[str], None] = _warn, group: Reduce = ALONE,
+    tell: Callable[[str], None] = _warn, group: Reduce = ALONE, callbacks: Sequence[Any] = (),
 ) -> Run:  # fmt: skip
     """Train in this process; with a group, as one rank of it."""
     signals.check()
@@ -277,6 +326,8 @@ def execute(
                 restore(job, saved)
             for note in told:
                 journal.say(note)
+            if callbacks:
+                job.callbacks = Callbacks(callbacks, Training(job, partial(_policy_of, job)))
             return job
 
         try:
@@ -301,6 +352,16 @@ def execute(
         folders.store(folder, "summary.json", json.dumps(summary, indent=2).encode())
         write_beside(folder, tell)
     return Run(folder, config, summary, code, group.rank)
+
+
+def _policy_of(job: Job) -> Policy:
+    """A copy of the policy as it is now. Making its networks draws no random numbers of the run."""
+    from rookery.play.policy import Policy
+
+    tensors, _ = job.learner.state()
+    now = checkpoint.Checkpoint(job.folder, job.journal.env_steps, tensors, {})
+    with torch.random.fork_rng(devices=[]):
+        return Policy(job.config, job.spec, now)
 
 
 @contextmanager

@@ -287,23 +287,26 @@ def _not_negative(name: str) -> bool:
 # The files beside the checkpoints
 
 
-def decode_config(data: bytes | str, trust: Sequence[str] = ()) -> RunConfig[Any]:
+def decode_config(data: bytes | str, trust: Sequence[str] = (), env: str | None = "") -> RunConfig[Any]:
     """The config of a stored run, as `encode_config` wrote it. `trust`: modules that it may name besides our list.
 
     The names in it are judged before anything is imported. An unknown or misspelt field is an error.
+    `env`: the caller's, instead of the stored one; None: none will be made.
     """
     fields = fields_of(data)
-    judge(fields, trust)
+    judge(fields, trust, env)
+    if env:
+        fields["env"] = env
     return config_of(fields)
 
 
-def read_config(folder: Path, trust: tuple[str, ...] = ()) -> RunConfig:
-    """The config of a stored run; CheckpointError if the file is not one that could be run."""
+def read_config(folder: Path, trust: tuple[str, ...] = (), env: str | None = "") -> RunConfig:
+    """The config of a stored run; CheckpointError if the file is not one that could be run. `env`: see above."""
     if not folders.exists(folder, "config.json"):
         raise CheckpointError(f"{folder} is not a run folder: it has no config.json")
     data = folders.read(folder, "config.json")
     try:
-        config = decode_config(data, trust)
+        config = decode_config(data, trust, env)
     except UsageError as error:
         if str(error).startswith("config.json"):  # the file is at fault, not the request
             raise CheckpointError(f"{folder}: {error}") from error

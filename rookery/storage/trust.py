@@ -22,6 +22,7 @@ import msgspec
 
 from rookery.core.errors import UsageError
 from rookery.core.printable import printable, shown
+from rookery.envs.given import nameless
 from rookery.storage.trusted import ALGORITHMS, ATARI, ENVS, OWN_MODULES, TEST_TASKS, Known
 
 MODULE = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
@@ -48,13 +49,17 @@ class Refused(UsageError):
         super().__init__(f"{self.about}; if you trust it: trust={self.modules!r}" if self.helps else self.about)
 
 
-def judge(fields: Any, trust: Sequence[str] = ()) -> None:
-    """Refuse a parsed config.json that names code, or arguments, beyond the list and what the user trusts."""
-    if found := findings(fields, trust):
+def judge(fields: Any, trust: Sequence[str] = (), env: str | None = "") -> None:
+    """Refuse a parsed config.json that names code, or arguments, beyond the list and what the user trusts.
+
+    `env`: the environment that the caller gives instead of the stored one, which is trusted like a module that the
+    caller names; None: none will be made.
+    """
+    if found := findings(fields, trust, env):
         raise Refused(found)
 
 
-def findings(fields: Any, trust: Sequence[str] = ()) -> list[Finding]:
+def findings(fields: Any, trust: Sequence[str] = (), env: str | None = "") -> list[Finding]:
     """Everything that `judge` would refuse."""
     trust = modules(trust)
     if not isinstance(fields, dict):
@@ -63,24 +68,12 @@ def findings(fields: Any, trust: Sequence[str] = ()) -> list[Finding]:
     net = _field(fields, "net", dict, {})
     code = [("algorithm", _field(fields, "algorithm", str)), ("net.module", _field(net, "module", str, "", "net."))]
     found = [_code(*each, trust) for each in code]
-    found += _env(_field(fields, "env", str), _field(fields, "env_kwargs", dict, {}), trust)
+    stored, kwargs = _field(fields, "env", str), _field(fields, "env_kwargs", dict, {})
+    if not env and not (env is None and nameless(stored)):
+        found += _env(stored, kwargs, trust)
     if wrong := _beyond(_field(fields, "atari", dict, {}), ATARI, others=True):
         found.append(None if _allows(trust, "ale_py") else Finding(f"atari with {shown(wrong)}", "ale_py"))
     return [each for each in found if each is not None]
-
-
-def modules(trust: Sequence[str]) -> tuple[str, ...]:
-    """The modules that a user named as trusted; UsageError for what names none, or one of ours that calls others.
-
-    Functions of Rookery take names of code as arguments: trusting them would trust whatever a file makes them call.
-    """
-    names = (trust,) if isinstance(trust, str) else tuple(trust)
-    for name in names:
-        if not isinstance(name, str) or not re.fullmatch(MODULE, name):
-            raise UsageError(f"{shown(name)} cannot be trusted: give the name of a module, such as examples.own_env")
-        if _ours(name) and name not in OWN_MODULES:
-            raise UsageError(f"{name} cannot be trusted: of Rookery itself only {', '.join(OWN_MODULES)} can")
-    return names
 
 
 def flags(modules: Sequence[str]) -> str:
@@ -100,8 +93,24 @@ def needs(config: Any) -> str:
 def resume_command(folder: Path, config: Any, more: str = "") -> str:
     """The command that continues a run, with what it has to be allowed. `more`: flags that change the run."""
     fields = msgspec.to_builtins(config)
+    if isinstance(fields, dict) and nameless(str(fields.get("env", ""))):
+        return f"rookery.resume({str(folder)!r}, env=...) in Python"
     compiles = " --compile" if isinstance(fields, dict) and fields.get("compile") is True else ""
     return f"rookery resume {quote(str(folder))}{more and f' {more}'}{needs(fields)}{compiles}"
+
+
+def modules(trust: Sequence[str]) -> tuple[str, ...]:
+    """The modules that a user named as trusted; UsageError for what names none, or one of ours that calls others.
+
+    Functions of Rookery take names of code as arguments: trusting them would trust whatever a file makes them call.
+    """
+    names = (trust,) if isinstance(trust, str) else tuple(trust)
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(MODULE, name):
+            raise UsageError(f"{shown(name)} cannot be trusted: give the name of a module, such as examples.own_env")
+        if _ours(name) and name not in OWN_MODULES:
+            raise UsageError(f"{name} cannot be trusted: of Rookery itself only {', '.join(OWN_MODULES)} can")
+    return names
 
 
 def _allows(trust: tuple[str, ...], module: str) -> bool:
@@ -132,6 +141,8 @@ def _env(env: str, kwargs: dict[str, Any], trust: tuple[str, ...]) -> list[Findi
     if named := CODE.fullmatch(env):
         return [] if _allows(trust, named[1]) else [Finding(called, _remedy(named[1]))]
     named = ID.fullmatch(env)
+    if nameless(env):
+        return [Finding(f"{called}, which was an object of the Python process; in Python, give it again with env=...")]
     if named is None:
         return [Finding(f"{called}, which is not written as an environment's id")]
     module, name = named[1], named[2]

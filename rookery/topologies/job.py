@@ -6,7 +6,7 @@ A topology chooses a crew and a table; `loop.py` is what all of them do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +27,11 @@ from rookery.roles.actor_state import check_state
 from rookery.roles.learner import Learner
 from rookery.roles.producer import handover_shapes
 from rookery.storage import checkpoint, stored
+from rookery.storage.files import step_name
 from rookery.storage.trust import resume_command
 from rookery.tables.table import Table
 from rookery.topologies import numeric
+from rookery.topologies.callbacks import Callbacks
 from rookery.topologies.replay_saver import Saver
 from rookery.topologies.vote import Decision, gather_states, vote
 
@@ -53,6 +55,7 @@ class Job:
     resumed_at: int | None = None  # environment steps of the checkpoint we come from
     tell: Callable[[str], None] = _quietly  # what the user should see at once, besides the journal
     reserve: Reserve = field(default_factory=Reserve)  # of descriptors, for checkpoints
+    callbacks: Callbacks | None = None  # of the user, on the first rank
     clock: Callable[[], float] = monotonic
     _saved_at: int = 0  # environment steps when a checkpoint was last tried, and the time
     _saved_when: float = 0.0
@@ -78,12 +81,22 @@ class Job:
         `held`: steps that this rank will train on next. `spent`: there will be none any more.
         """
         asked, due = self.signals.requested or 0, self.checkpoint_due()
+        stop, changes = ("", {}) if self.callbacks is None else self.callbacks.take()
         if self.alone:
+            self.journal.stop_reason = self.journal.stop_reason or stop
+            self._change(changes)
             return Decision(asked, not (asked or self.journal.finished() is not None), due)
-        decision = vote(self.learner.reduce, self.journal, asked, due, held, spent)
+        decision = vote(self.learner.reduce, self.journal, asked, due, held, spent, stop, changes)
+        self._change(decision.changes)
         if decision.stopping and not asked:
             self.signals.request(SIGNAL[decision.stopping])  # all ranks end with the same exit code
         return decision
+
+    def _change(self, rates: Mapping[str, float]) -> None:
+        """Use these step sizes from now on, by parameter group."""
+        for group, lr in rates.items():
+            self.learner.fixed_lr[group] = lr
+            self.journal.say(f"a callback has set the step size of {group} to {lr:g}")
 
     @property
     def alone(self) -> bool:
@@ -107,7 +120,8 @@ class Job:
     def checkpoint_due(self) -> bool:
         """After so many steps, or so much time: an hour of a slow environment is not worth less than one of a fast."""
         steps, limits = self.journal.env_steps - self._saved_at, self.config.checkpoint
-        return steps >= limits.every or (steps > 0 and self.clock() - self._saved_when >= 60 * limits.minutes)
+        asked = self.callbacks is not None and self.callbacks.checkpoint_due
+        return asked or steps >= limits.every or (steps > 0 and self.clock() - self._saved_when >= 60 * limits.minutes)
 
     def save(self, crew: Crew, states: Callable[[], States] | None, last: bool = False) -> None:
         """Write a checkpoint; a full disk is reported and training goes on, unless there is no next time.
@@ -135,6 +149,8 @@ class Job:
             if last:
                 raise
             journal.say(f"checkpoint failed, training goes on: {error}")
+        if self.callbacks is not None and self._kept_at == journal.env_steps:
+            self.callbacks.saved(self.folder / "checkpoints" / step_name(journal.env_steps))
 
     def _write(self, snapshots: States, sequences: list[int]) -> None:
         journal = self.journal
@@ -206,11 +222,15 @@ class Job:
         except RookeryError as error:
             self._rescue(crew, error)
             raise
+        except BaseException as error:
+            if self.callbacks is not None and self.callbacks.failed is error:
+                self._rescue(crew, error)
+            raise
         finally:
             # They hold the table, and a replay memory would wait for the garbage collector.
             self.journal.waiting = self.saver = None
 
-    def _rescue(self, crew: Crew, error: RookeryError) -> None:
+    def _rescue(self, crew: Crew, error: BaseException) -> None:
         """Save what was learnt since the last checkpoint, before the error ends the run."""
         if self.journal.env_steps <= self._kept_at or self.rank > 0:
             return

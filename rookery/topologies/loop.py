@@ -66,19 +66,28 @@ def table_of(job: Job, shapes: Shapes, alone: bool, batches: Batches | None = No
 def run(job: Job, crew: Crew, table: Table, trainer: Trainer, preemption: Preemption | None = None) -> Job:
     loop = Loop(job, crew, table, trainer) if job.alone else RankLoop(job, crew, table, trainer, preemption)
     job.journal.begin()
+    callbacks = job.callbacks
     with job.reserve, job.running(table, crew):
+        if callbacks is not None:
+            callbacks.start()
         loop.decide()
         while loop.goes_on:
             loop.supply()
             loop.collect()
             loop.learn()
+            if callbacks is not None:
+                callbacks.turn()
             loop.decide()
             loop.report()
         table.close()
         job.journal.end_round()
         loop.count_losses()
+        if callbacks is not None:
+            callbacks.turn()
         job.close(table, crew)
         job.journal.end()
+        if callbacks is not None:
+            callbacks.end()
     return job
 
 
@@ -168,7 +177,7 @@ class Loop:
             return
         due = journal.due
         lags = trainer.version - sample.versions
-        report = self._step(sample, tell=due or not table.small_updates)
+        report = self._step(sample, tell=due or not table.small_updates or job.callbacks is not None)
         with journal.split.stage("transfer"):
             priorities = None if report.priorities is None else report.priorities.numpy()
             table.update(sample, priorities, trainer.version)

@@ -6,7 +6,9 @@ others wait; if a rank will get no more batches, the run ends on all ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +27,7 @@ class Decision(NamedTuple):
     checkpoint: bool  # one is due
     ready: bool = True  # every rank has something to train on
     spent: bool = False  # some rank will not have anything to train on any more
+    changes: Mapping[str, float] = MappingProxyType({})  # step sizes that a callback has set, by parameter group
 
 
 @dataclass
@@ -34,6 +37,8 @@ class Ballot:
     ready: bool
     spent: bool
     books: RankBooks
+    stop: str = ""  # why a callback ends the run
+    changes: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -46,11 +51,15 @@ class Saved:
     weights: int  # digest
 
 
-def vote(reduce: Reduce, journal: Journal, stopping: int, checkpoint: bool, held: int | None, spent: bool) -> Decision:
+def vote(
+    reduce: Reduce, journal: Journal, stopping: int, checkpoint: bool, held: int | None, spent: bool, stop: str = "",
+    changes: Mapping[str, float] = MappingProxyType({}),
+) -> Decision:  # fmt: skip
     """Exchange this, and the books; the decision is the same on every rank. `held`: steps this rank will train on."""
-    ballot = Ballot(stopping, checkpoint, held is not None, spent, journal.own(held or 0))
+    ballot = Ballot(stopping, checkpoint, held is not None, spent, journal.own(held or 0), stop, dict(changes))
     ballots = _exchanged(reduce, ballot, Ballot)
     journal.agree([each.books for each in ballots])
+    journal.stop_reason = journal.stop_reason or next((each.stop for each in ballots if each.stop), "")
     stopping = max(each.stopping for each in ballots)
     return Decision(
         stopping=stopping,
@@ -58,6 +67,7 @@ def vote(reduce: Reduce, journal: Journal, stopping: int, checkpoint: bool, held
         checkpoint=any(each.checkpoint for each in ballots),
         ready=all(each.ready for each in ballots),
         spent=any(each.spent for each in ballots),
+        changes={group: lr for each in ballots for group, lr in each.changes.items()},
     )
 
 

@@ -120,3 +120,59 @@ def test_a_run_logs_them(tmp_path):
     assert 0.0 <= run.summary["info"]["spl"] <= run.summary["info"]["success"] <= 1.0
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert [line["info"] for line in lines if line["kind"] == "train"][-1] == run.summary["info"]
+
+
+def test_a_dictionary_gives_all_its_numbers():
+    value = {"r": np.float32(2.0), "l": 3, "won": True, "name": "a", "trace": np.zeros(4)}
+    lanes = lanes_of(Short(1, value))
+    lanes.step(np.zeros(1, np.int64))
+    assert lanes.take_infos() == [[{"number.r": 2.0, "number.l": 3.0, "number.won": 1.0}]]
+    with pytest.raises(UsageError, match=r"is not a number: \{'name': 'a'\}"):
+        lanes_of(Short(1, {"name": "a"})).step(np.zeros(1, np.int64))
+
+
+class Recorded(gymnasium.vector.VectorEnv):
+    """Lane 0 ends after each step, lane 1 never; `info` in Gymnasium's form for vectors."""
+
+    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs=2):
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+        self.observation_space = spaces.Box(0, 1, (num_envs, 1), np.float32)
+        self.action_space = spaces.MultiDiscrete([2] * num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 1), np.float32), {}
+
+    def step(self, actions):
+        ends = np.arange(self.num_envs) == 0
+        episode = {"r": np.where(ends, 5.0, 0.0), "_r": ends}
+        nothing = np.zeros(self.num_envs, bool)
+        return self.reset()[0], np.ones(self.num_envs), ends, nothing, {"episode": episode, "_episode": ends}
+
+
+def test_a_dictionary_of_a_vector_gives_the_numbers_of_its_lane():
+    lanes = VectorLanes("recorded", Recorded())
+    lanes.metrics = ("episode",)
+    lanes.reset([1, 2])
+    lanes.step(np.zeros(2, np.int64))
+    assert lanes.take_infos() == [[{"episode.r": 5.0}], []]
+
+
+def test_they_come_from_python_and_from_the_command_line_alike(tmp_path):
+    from rookery.cli.configure import config_for
+
+    python = rookery.configure("ppo", "CartPole-v1", metrics_from_info=("episode", "success"))
+    words = ["--env", "CartPole-v1", "--metrics-from-info", "episode", "success"]
+    assert config_for("ppo", words, "rookery train ppo").metrics_from_info == python.metrics_from_info
+
+    def make():
+        return gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("CartPole-v1", max_episode_steps=10))
+
+    run = rookery.train(
+        "ppo", env=make, envs_per_actor=2, env_steps=64, algo={"unroll": 16, "epochs": 1, "minibatches": 1}, quiet=True,
+        metrics_from_info=("episode",), out=str(tmp_path / "run"),
+    )  # fmt: skip
+    assert run.summary["info"]["episode.r"] == run.summary["return_mean"]
+    assert run.summary["info"]["episode.l"] == run.summary["return_mean"]

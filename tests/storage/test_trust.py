@@ -360,3 +360,13 @@ def test_a_run_of_a_test_task_is_trained_freely_and_resumed_with_trust(tmp_path,
             open_again(run.path)
     resumed = rookery.resume(run.path, trust=("rookery.envs.scripted",), env_steps=128)
     assert resumed.summary["env_steps"] >= 128
+
+
+def test_an_object_without_a_path_is_refused_unless_it_is_given_again_or_not_made():
+    fields = HONEST | {"env": "<lambda>"}
+    (found,) = findings(fields, ("anything",))
+    assert found.module == "" and "give it again with env=..." in found.what
+    assert findings(fields, env="own:make") == findings(fields, env=None) == []
+    code = fields | {"env": "os:system"}
+    assert findings(code, env=None) == findings(code) != []
+    assert findings(fields | {"algorithm": "os:system"}, env="own:make") != []
