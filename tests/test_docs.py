@@ -358,7 +358,8 @@ def test_every_field_of_ray_is_on_the_page_of_clusters_with_its_default():
 
 
 def test_every_error_on_the_page_of_clusters_is_in_the_code():
-    code = [path for name in ("crews", "pipes", "tables", "topologies") for path in (ROOT / "rookery" / name).glob("*.py")]
+    rooms = ("crews", "pipes", "tables", "topologies")
+    code = [path for name in rooms for path in (ROOT / "rookery" / name).glob("*.py")]
     texts = [text for path in code for text in texts_in(ast.parse(path.read_text()))]
     messages = [row[0] for row in rows_of(ROOT / "docs/cluster-running.md", "message")[1:]]
     told = [told for message in messages for told in re.findall(r"`([^`]+)`", message)]
