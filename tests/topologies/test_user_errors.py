@@ -1,8 +1,10 @@
 """An exception of the user's code is shown with file and line, wherever it is raised."""
 
+import os
 import re
 
 import pytest
+from support_ray import SMALL, cluster_of
 
 import rookery
 from rookery.cli.main import main
@@ -66,6 +68,14 @@ def test_the_error_of_an_environment_has_the_users_frames(topology, what, tmp_pa
     message = str(caught.value)
     assert re.search(LINE[what], message), message
     assert "rookery/envs" not in message, "frames of Rookery say nothing to its user"
+
+
+def test_the_error_of_an_environment_on_a_ray_node_has_them_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with cluster_of(1), pytest.raises(EnvError) as caught:
+        fields = {"preset": "cartpole", "env_steps": 500, "supervisor": {"restarts": 0}, "out": str(tmp_path / "run")}
+        rookery.train("ppo", env="user_env:step", **(SMALL | fields))
+    assert re.search(LINE["step"], str(caught.value)), str(caught.value)
 
 
 def test_check_env_shows_the_frames(capsys):
