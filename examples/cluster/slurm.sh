@@ -20,7 +20,7 @@ LEARNER_CORES=4 # of the first node; the others of it are for actors
 umask 077
 mkdir -p "$HOME/.ray"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HOME/.ray/token-$SLURM_JOB_ID" RAY_USAGE_STATS_ENABLED=0
-export RAY_health_check_period_ms=500 RAY_health_check_timeout_ms=1000 RAY_health_check_failure_threshold=3
+export RAY_health_check_period_ms=500 RAY_health_check_timeout_ms=1800 RAY_health_check_failure_threshold=2
 openssl rand -hex 32 > "$RAY_AUTH_TOKEN_PATH" # one token for this job; it is in no command line
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
