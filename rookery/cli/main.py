@@ -76,8 +76,8 @@ def _code(words: list[str], signals: Signals) -> int:
     except Exception as error:
         _say_traceback()
         if is_users(error):
-            words = f"{type(error).__name__}: {error}\nraised by code that Rookery was given:"
-            _say_error(with_frames(words, error))
+            text = f"{type(error).__name__}: {error}\nraised by code that Rookery was given:"
+            _say_error(with_frames(text, error))
             return LearnerError.exit_code
         _say_error("this is a bug in Rookery, or in code it was given; the traceback above says where")
         return LearnerError.exit_code

@@ -29,8 +29,8 @@ from rookery.processes.threads import available_cores
 
 INSTALL = 'topology ray_cluster needs Ray, which is not installed: pip install "rookery[ray]"'
 ANSWER = 5.0  # seconds for a cluster to answer
-# A node that has gone silent is noticed after 2 × (period + timeout) = 4.6 s. Not more and shorter timeouts: on a machine
-# with much load nodes that lived were given up, because none of three answers came within a second.
+# A node that has gone silent is noticed after 2 × (period + timeout) = 4.6 s. Not more and shorter timeouts: under much
+# load nodes that lived were given up, because none of three answers came within a second.
 HEALTH = {"health_check_period_ms": 500, "health_check_timeout_ms": 1800, "health_check_failure_threshold": 2}
 OURS = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}  # of a cluster that we start
 SLACK = 1e-6  # CPUs, for sums of fractions
