@@ -28,6 +28,7 @@ from rookery.processes.orphans import GONE, end_marked, guarded, marking, new_ma
 from rookery.processes.threads import available_cores
 
 INSTALL = 'topology ray_cluster needs Ray, which is not installed: pip install "rookery[ray]"'
+LOOPBACK = "127.0.0.1"
 ANSWER = 5.0  # seconds for a cluster to answer
 # A node that has gone silent is noticed after 2 × (period + timeout) = 4.6 s. Not more and shorter timeouts: under much
 # load nodes that lived were given up, because none of three answers came within a second.
@@ -68,7 +69,6 @@ def joined(config: RunConfig) -> Iterator[Any]:
 def _started(config: RunConfig) -> Iterator[None]:
     """A cluster on this machine that ends with this run, also if it is killed."""
     import ray
-    from ray._private import ray_constants
 
     folder, mark = tempfile.mkdtemp(prefix="rookery-ray-"), new_mark()  # of ours only: Ray opens the one in it to all
     sweeper = subprocess.Popen(
@@ -79,27 +79,25 @@ def _started(config: RunConfig) -> Iterator[None]:
     os.environ.pop("RAY_ADDRESS", None)
     os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
     _read_environment()
-    several = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False  # as on macOS: every server listens on the loopback interface only
     cpus = max(available_cores(), math.ceil(_cpus(config)))
     store: dict[str, Any] = {"object_store_memory": int(config.ray.store_gib * 2**30)} if config.ray.store_gib else {}
     try:
-        try:
-            with _quietly(), _no_proxy(), _out_of_reach(), marking(mark):
-                ray.init(
-                    address="local", num_cpus=int(cpus), include_dashboard=False, _node_ip_address="127.0.0.1",
-                    _temp_dir=f"{folder}/r", _system_config=HEALTH, log_to_driver=False,
-                    logging_level=logging.ERROR, **store,
-                )  # fmt: skip
-        except Exception as error:
-            raise UsageError(f"Ray could not start a cluster on this machine: {_told(error)}") from error
-        if (address := ray.util.get_node_ip_address()) != "127.0.0.1":
-            raise UsageError(f"this version of Ray listens on {address}, and not on the loopback interface only")
-        yield
+        with _loopback():
+            try:
+                with _quietly(), _no_proxy(), _out_of_reach(), marking(mark):
+                    ray.init(
+                        address="local", num_cpus=int(cpus), include_dashboard=False, _node_ip_address=LOOPBACK,
+                        _temp_dir=f"{folder}/r", _system_config=HEALTH, log_to_driver=False,
+                        logging_level=logging.ERROR, **store,
+                    )  # fmt: skip
+            except Exception as error:
+                raise UsageError(f"Ray could not start a cluster on this machine: {_told(error)}") from error
+            if (address := ray.util.get_node_ip_address()) != LOOPBACK:
+                raise UsageError(f"this version of Ray listens on {address}, and not on the loopback interface only")
+            yield
     finally:
         ray.shutdown()
         end_marked([mark], GONE)
-        ray_constants.ENABLE_RAY_CLUSTER = several
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -130,15 +128,44 @@ def _named(address: str) -> Iterator[None]:
         address = os.environ.get("RAY_ADDRESS") or _found()
     _check_reachable(address)
     _check_answers(address)
-    try:
-        with _quietly():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # Ray has no class of its own for most of these
-        raise UsageError(f"cannot join the Ray cluster at {address}: {_told(error)}") from error
+    with _loopback() if _loopback_only(address) else contextlib.nullcontext():
+        try:
+            with _quietly():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # Ray has no class of its own for most of these
+            raise UsageError(f"cannot join the Ray cluster at {address}: {_told(error)}") from error
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """As on macOS: every server listens on the loopback interface only, and is looked for there."""
+    from ray._private import ray_constants
+
+    several = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
-        ray.shutdown()
+        ray_constants.ENABLE_RAY_CLUSTER = several
+
+
+def _loopback_only(address: str) -> bool:
+    """Whether the head listens there only, as one that we have started: its ranks join it too."""
+    from ray._private import services
+
+    host, _, port = address.rpartition(":")
+    outside = services.resolve_ip_for_localhost(host)  # where Ray would look for it
+    if outside == host:
+        return False
+    try:
+        socket.create_connection((outside, int(port)), ANSWER).close()
+    except OSError:
+        return True
+    return False
 
 
 def _found() -> str:
