@@ -29,6 +29,7 @@ from rookery.processes.child import failure_message
 from rookery.processes.signals import Signals
 from rookery.processes.worker import ABORT_WAIT, KILL_WAIT
 
+AVOID = 15.0  # seconds that replacements are placed on other nodes, if there is room
 LOOK = 0.01  # seconds between two looks at actors that are to end
 
 
@@ -191,13 +192,24 @@ class RayLauncher:
 
     def __init__(self, channels: dict[int, RayChannel], cpus: float, least: int):
         self._channels, self._cpus, self.least = channels, cpus, least
+        self._ends: dict[str, float] = {}  # when an actor last ended on a node
 
     def start(self, name: str, message: dict[str, Any], log: Path) -> Any:
-        channel = RayChannel(remote_actor(Host, self._cpus, "SPREAD", GROUPS))
+        channel = RayChannel(remote_actor(Host, self._cpus, self._node_for(message["index"]), GROUPS))
         self._channels[message["index"]] = channel
         order = {"op": "start", "message": message, "sys_path": own_paths(), "versions": versions()}
         channel.send(order, 0.0)
         return RayWorker(name, channel)
+
+    def _node_for(self, index: int) -> Any:
+        """Rather not where an actor has just ended: if the node is lost, the cluster may not know it yet."""
+        from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
+
+        now, before = time.monotonic(), self._channels.get(index)
+        if before is not None and before.where:
+            self._ends[before.where["id"]] = now
+        avoided = [node for node, at in self._ends.items() if now - at < AVOID]
+        return NodeLabelSchedulingStrategy({}, soft={"ray.io/node-id": NotIn(*avoided)}) if avoided else "SPREAD"
 
     def stop(self, workers: Sequence[Any], timeout: float) -> None:
         stop_all(workers, timeout)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_ray import SMALL, cluster_of, messages, until
+from support_ray import LONG, SMALL, cluster_of, ledger_balances, messages, until
 
 import rookery
 from rookery.core.errors import EnvError, UsageError
@@ -317,6 +317,20 @@ def test_a_cluster_of_our_own_is_closed_to_others_and_leaves_nothing(tmp_path, s
         assert folder not in folders()
     until(lambda: not [command_of(pid) for pid in tree if command_of(pid)], "the end of every process")
     assert folder not in folders()
+
+
+def test_ranks_and_their_actors_run_on_a_cluster_of_our_own(tmp_path):
+    """It listens on the loopback interface only, and the ranks find it there."""
+    words = [
+        "train", "ddppo", "--env", "CartPole-v1", "--preset", "vector", "--topology", "ray_cluster", "--ranks", "2",
+        "--actors", "1", "--group.crew", "processes", "--envs-per-actor", "2", "--env-steps", "600", "--algo.unroll",
+        "32", "--algo.chunk", "16", "--algo.minibatches", "2", "--algo.epochs", "1", "--quiet",
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "rookery", *words, "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["ranks"]["size"] == 2 and ledger_balances(summary), summary["ledger"]
 
 
 ALONE = """
