@@ -184,8 +184,9 @@ def test_a_node_that_joins_is_used_and_one_that_leaves_is_survived(tmp_path, cre
     )  # fmt: skip
     crew = halted.crew
     halted.go()
-    waiting = [place.index for place in crew.pool.places if place.state is not State.UP]
-    assert len(waiting) == 1 and crew.sequences[waiting[0]] == 0
+    until(lambda: halted.run.running() and sum(map(halted.up, range(4))) == 3, "three actors")
+    waiting = [index for index in range(4) if not halted.up(index)]
+    assert crew.sequences[waiting[0]] == 0
     joined = cluster.add_node(num_cpus=2)
     until(lambda: halted.run.running() and crew.sequences[waiting[0]] > 2, "an unroll of the actor that has waited")
     assert halted.node(waiting[0]) == joined.node_id
