@@ -62,4 +62,4 @@ def _show(answer: dict[str, Any]) -> None:
     out.print(f" [bold {'red' if answer['errors'] else 'green'}]{escape(title)}[/]")
     out.print(facts(rows))
     for remark in remarks:
-        out.print(remark)
+        out.print(remark, soft_wrap=True)  # paths stay whole

@@ -5,6 +5,7 @@ The command line, Python and config.json use these fields and no others; an unkn
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
@@ -204,3 +205,8 @@ class RunConfig(Generic[AlgoConfig]):
     def lanes(self) -> int:
         """Environments in the whole run."""
         return self.ranks * self.actors * self.envs_per_actor
+
+
+def nameless(env: str) -> bool:
+    """Whether this stands for an object of a Python program that nothing can import, as "<lambda>" does."""
+    return re.fullmatch(r"<[^<>:]*>", env) is not None

@@ -22,8 +22,6 @@ from typing import Any
 
 from rookery.core.errors import UsageError
 
-NAMELESS = re.compile(r"<[^<>:]*>")  # no id and no import path
-
 
 @dataclass(frozen=True)
 class Given:
@@ -41,11 +39,6 @@ _importing: list[str] = []  # environments whose module is being imported
 def given(name: str) -> Given | None:
     """What the caller gave under this name in this process, if anything."""
     return _given.get(name)
-
-
-def nameless(name: str) -> bool:
-    """Whether this stands for an object that cannot be imported."""
-    return NAMELESS.fullmatch(name) is not None
 
 
 def remember(name: str, what: Given) -> str:

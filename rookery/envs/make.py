@@ -19,11 +19,11 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registered
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from rookery.core.config import AtariConfig, NetConfig
+from rookery.core.config import AtariConfig, NetConfig, nameless
 from rookery.core.errors import EnvError, RookeryError, UsageError
 from rookery.core.frames import with_frames
 from rookery.envs import atari, dmc
-from rookery.envs.given import given, importing, nameless
+from rookery.envs.given import given, importing
 from rookery.envs.lanes import Lanes, SyncLanes
 from rookery.envs.last import LastLanes
 from rookery.envs.vector import adapt, reset_mode

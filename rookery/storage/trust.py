@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
+from rookery.core.config import nameless
 from rookery.core.errors import UsageError
 from rookery.core.printable import printable, shown
-from rookery.envs.given import nameless
 from rookery.storage.trusted import ALGORITHMS, ATARI, ENVS, OWN_MODULES, TEST_TASKS, Known
 
 MODULE = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"

@@ -129,6 +129,7 @@ class FreeReplayTable(ReplayTable):
         self.lock = threading.Lock()  # a memory is single-threaded: everyone who touches it holds this
         self._progress = 0.0
         self._ahead = 0  # steps in batches that were picked and not trained on yet
+        self._under_way = 0  # these batches
         self._loader: Loader[Drawn] | None = None  # started with the first request
 
     @property
@@ -141,7 +142,8 @@ class FreeReplayTable(ReplayTable):
         """What a ratio still asks for. Without one there is no end to it, and nothing is due."""
         if self._stopped or not self.config.samples_per_insert:
             return False
-        return self._loaded > 0 or (self.memory.limiter.debt > 0 and self.memory.can_sample())
+        with self.lock:
+            return self._under_way > 0 or (self.memory.limiter.debt > 0 and self.memory.can_sample())
 
     @property
     def settled(self) -> bool:
@@ -176,6 +178,7 @@ class FreeReplayTable(ReplayTable):
             return None
         with self.lock:
             self._ahead -= drawn.fresh
+            self._under_way -= 1
         return _sample(drawn)
 
     def _next_batch(self) -> Drawn | None:
@@ -193,6 +196,7 @@ class FreeReplayTable(ReplayTable):
                 return None
             picked = memory.pick(self._progress)
             self._ahead += picked.fresh
+            self._under_way += 1
         batch = memory.copy(picked)
         with self.lock:
             gone = memory.lacks(picked.keys)

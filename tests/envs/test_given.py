@@ -10,6 +10,7 @@ import gymnasium
 import pytest
 import support_flaky
 
+from rookery.core.config import nameless
 from rookery.core.errors import UsageError
 from rookery.envs import given
 from rookery.envs.make import _factory
@@ -41,7 +42,7 @@ def test_a_function_or_class_of_a_module_is_named_by_its_path():
 )
 def test_what_has_no_path_gets_a_name_that_nothing_imports(code, name, why):
     found = given.named(code)
-    assert found.startswith(name.rstrip(">")) and given.nameless(found)
+    assert found.startswith(name.rstrip(">")) and nameless(found)
     assert why in given.given(found).why and _factory(found) is code
     assert given.named(code) == found
 

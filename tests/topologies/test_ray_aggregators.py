@@ -19,7 +19,6 @@ from rookery.storage import checkpoint
 LIGHT = {"net": {"hidden": (8,)}, "ray": {"aggregators": 2, "cpus_per_aggregator": 0.5}}
 ALGOS: dict[str, dict[str, Any]] = {
     "ppo": {"unroll": 16, "epochs": 1, "minibatches": 2},
-    "impala": {"unroll": 8, "queue": {"lag": 2}},
     "appo": {"unroll": 8, "queue": {"lag": 2, "replayed": 1.0, "ring": 8}},
     "impact": {"unroll": 8},
 }
@@ -53,7 +52,7 @@ def train(recipe: str, folder: Path, **fields: Any) -> rookery.Run:
     return rookery.train(recipe, out=str(folder), **settings_of(recipe, **fields))
 
 
-@pytest.mark.parametrize("recipe", ALGOS)
+@pytest.mark.parametrize("recipe", ["appo", "impact"])  # the others train below, and in test_aggregated.py
 def test_recipes_train_on_batches_that_aggregators_made(tmp_path, pids, recipe):
     run = train(recipe, tmp_path / "run")
     ledger, table = run.summary["ledger"], run.summary["replay"]

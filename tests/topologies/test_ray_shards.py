@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,7 @@ APEX = {"algo": {"unroll": 5, "replay": REPLAY}}
 R2D2 = {"sequence": 8, "burn_in": 4, "overlap": 4, "unroll": 6, "target_period": 10}
 SETTINGS: dict[str, dict[str, Any]] = {
     "apex_dqn": APEX,
-    "dqn": {"algo": {"replay": REPLAY | {"slack": 0.0}}},
     "r2d2": {"algo": R2D2 | {"replay": REPLAY | {"min_size": 10, "batch": 4, "capacity": 500}}},
-    "d4pg": {"algo": {"unroll": 5, "replay": REPLAY}, "env": "Pendulum-v1"},
 }
 LIGHT = {"ray": {"cpus_per_shard": 0.5}, "net": {"hidden": (8,)}}
 
@@ -125,8 +125,19 @@ def test_a_shard_that_dies_again_and_again_ends_the_run(tmp_path, monkeypatch):
         train("apex_dqn", tmp_path / "run", **SLOW, supervisor={"restarts": 1}, env_steps=10**6)
 
 
-def test_a_memory_in_parts_is_saved_and_found_again(tmp_path, monkeypatch):
-    saved = train("apex_dqn", tmp_path / "run")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> rookery.Run:
+    """A run that was saved."""
+    return train("apex_dqn", tmp_path_factory.mktemp("saved") / "run")
+
+
+def copied(saved: rookery.Run, folder: Path) -> rookery.Run:
+    shutil.copytree(saved.path, folder)
+    return replace(saved, path=folder)
+
+
+def test_a_memory_in_parts_is_saved_and_found_again(tmp_path, monkeypatch, whole):
+    saved = copied(whole, tmp_path / "run")
     step = saved.summary["env_steps"]
     for index in range(2):
         assert replay_file.find(saved.path / "replay" / f"shard-{index}", step).name.endswith(str(step))
@@ -140,8 +151,8 @@ def test_a_memory_in_parts_is_saved_and_found_again(tmp_path, monkeypatch):
     assert not any("replay memory" in text for text in messages(saved.path))
 
 
-def test_a_part_that_was_not_saved_starts_empty_and_that_is_said(tmp_path):
-    saved = train("apex_dqn", tmp_path / "run")
+def test_a_part_that_was_not_saved_starts_empty_and_that_is_said(tmp_path, whole):
+    saved = copied(whole, tmp_path / "run")
     (folder,) = (saved.path / "replay" / "shard-1").iterdir()
     folder.rename(tmp_path / "elsewhere")
     resumed = rookery.resume(saved.path, env_steps=1800)
@@ -155,6 +166,6 @@ def test_what_shards_cannot_do_is_refused(tmp_path):
     with pytest.raises(UsageError, match="shards is 2"):
         rookery.train("gorila", **settings_of("apex_dqn", out=str(tmp_path / "b"), algo={"replay": REPLAY}))
     with pytest.raises(UsageError, match="proportional"):
-        train("dqn", tmp_path / "c", algo={"replay": REPLAY | {"sampler": "rank"}})
+        train("apex_dqn", tmp_path / "c", algo={"replay": REPLAY | {"sampler": "rank"}})
     with pytest.raises(UsageError, match="CPUs"):
         train("apex_dqn", tmp_path / "d", ray={"cpus_per_shard": 50.0})
