@@ -46,7 +46,7 @@ def bootstrap(
     level: float = LEVEL,
     seed: int = SEED,
 ) -> Estimate:
-    """The statistic of all scores together, with its percentile interval: runs are drawn anew within each task."""
+    """The statistic of all scores together, with its percentile interval: runs are resampled within each task."""
     samples = [np.asarray(task, dtype=float) for task in tasks]
     if not samples or any(len(sample) == 0 for sample in samples):
         raise ValueError("every task needs at least one score")

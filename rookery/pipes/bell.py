@@ -1,4 +1,4 @@
-"""A pipe that wakes whoever waits for it, among other descriptors: in another process, or from another thread."""
+"""A pipe that ends a wait for it, among other descriptors: in another process, or from another thread."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class RayChannel:
         return self._call(WATCH, self.actor.stacks)
 
     def close(self) -> None:
-        """Ends the actor too: nobody listens to it any more."""
+        """Ends the actor too: its messages are not read any more."""
         import ray
 
         with contextlib.suppress(Exception):  # gone, or there is no cluster any more

@@ -274,7 +274,7 @@ def _learners(work: Work, rates: Rates, steps_per_s: float) -> int:
 
 
 def _actors(work: Work, rates: Rates, steps_per_s: float, learners: int) -> int:
-    """At least one for each learner. In turns they act only while nobody learns."""
+    """At least one for each learner. In turns they act only while the learner does not learn."""
     waiting = steps_per_s / (learner_pace(work, rates) * learners) if work.in_turns else 0.0
     return max(learners, math.ceil(steps_per_s / (rates.actor_steps_per_s * (1 - waiting)) - ROUNDING))
 

@@ -7,12 +7,7 @@ numeric/ if gradients stayed non-finite.
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
-import os
-import re
-import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -46,6 +41,7 @@ from rookery.recipes.recipe import with_fields
 from rookery.roles.learner import Learner
 from rookery.run.env import check_env, resolve, spec_of
 from rookery.run.ranks import LocalRanks, RankLauncher, as_rank, supervise
+from rookery.run.run_folder import clear_folder, folder_name, opened, rank_folder
 from rookery.storage import checkpoint
 from rookery.storage import folder as folders
 from rookery.storage.claim import claimed
@@ -134,22 +130,22 @@ def start(
     for note in check_env(config):
         tell(note)
     if config.topology == "allreduce" and (place := place_of()) is not None:
-        return as_rank(_of_group(config, place), place, signals, _rank_folder, callbacks=callbacks)
-    config = replace(config, out=config.out or _folder_name(config))
+        return as_rank(_of_group(config, place), place, signals, rank_folder, callbacks=callbacks)
+    config = replace(config, out=config.out or folder_name(config))
     folder = folders.real(config.out)
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
-    with _opened(folder, overwrite):
+    with opened(folder, overwrite):
         if before is not None:  # a run that was overwritten has gone
             before &= {path.name for path in folder.iterdir()}
         folders.store(folder, "config.json", encode_config(config))
         try:
             return _carry_out(config, folder, None, [], signals, tell, callbacks)
         except UsageError:  # nothing has begun: the same command, corrected, finds the place free
-            _clear_folder(folder, before)
+            clear_folder(folder, before)
             raise
         except Stopped as stop:
             if stop.exit_code == INTERRUPT:
-                _clear_folder(folder, before)
+                clear_folder(folder, before)
             else:
                 stop.add_note(f"continue with: {resume_command(folder, config)}")
             raise
@@ -186,7 +182,7 @@ def go_on(
     folders.check(folder)
     if first.topology == "allreduce" and (place := place_of()) is not None:
         config = check(with_fields(first, {"fault_plan": "", "out": str(folder)} | fields))
-        return as_rank(_of_group(config, place), place, signals, _rank_folder, resumed=True, callbacks=callbacks)
+        return as_rank(_of_group(config, place), place, signals, rank_folder, resumed=True, callbacks=callbacks)
     with claimed(folder):
         folders.sweep(folder)
         before, stored = read_config(folder, trust, env), folders.read(folder, "config.json")
@@ -276,24 +272,6 @@ def _of_group(config: RunConfig, place: Place) -> RunConfig:
     if config.ranks not in (1, place.size):
         raise UsageError(f"--ranks is {config.ranks}, and torchrun has started {place.size}: leave --ranks out")
     return check(replace(config, ranks=place.size))
-
-
-@contextmanager
-def _rank_folder(config: RunConfig, again: bool) -> Iterator[Path]:
-    """The folder of a run under torchrun, on rank 0: a new one, or that of the group that was started before."""
-    if again and not config.out:
-        raise UsageError("torchrun has started the ranks again, and without --out there is no folder to go on in")
-    config = replace(config, out=config.out or _folder_name(config))
-    folder = folders.real(config.out)
-    if again and folders.exists(folder, "config.json"):
-        folders.check(folder)
-        with claimed(folder):
-            folders.sweep(folder)
-            yield folder
-        return
-    with _opened(folder):
-        folders.store(folder, "config.json", encode_config(config))
-        yield folder
 
 
 @guarded()
@@ -394,57 +372,3 @@ def _warnings(config: RunConfig) -> list[str]:
     if config.net.precision == "bf16" and bf16_is_emulated(config.device):
         return ["this processor has no bf16 arithmetic: bf16 is emulated here, about ten times slower than fp32"]
     return []
-
-
-def _folder_name(config: RunConfig) -> str:
-    env = re.sub(r"[^A-Za-z0-9]+", "-", config.env).strip("-")
-    name = f"runs/{config.recipe}-{env}-{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
-    return next(each for each in names if not os.path.exists(each))
-
-
-@contextmanager
-def _opened(folder: Path, overwrite: bool = False) -> Iterator[None]:
-    """A new folder for a run, which no other process uses. `overwrite`: the place of one that failed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
-    folders.check(folder)
-    with claimed(folder):
-        if folders.exists(folder, "config.json"):
-            if not overwrite:
-                raise UsageError(f"{folder} already holds a run; {_ways_out(folder)}")
-            if folders.exists(folder, "summary.json"):
-                raise UsageError(
-                    f"{folder} holds a run that ended without an error, and such a run is not overwritten: "
-                    "remove the folder yourself, or choose another"
-                )
-            folders.clear(folder)
-        yield
-
-
-def _ways_out(folder: Path) -> str:
-    """What to do about a run that is in the way."""
-    try:
-        fields = json.loads(folders.read(folder, "config.json"))
-    except (RookeryError, ValueError, RecursionError):
-        fields = {}
-    ways = f"resume it ({resume_command(folder, fields)}), choose another --out"
-    if folders.exists(folder, "summary.json"):
-        return ways.replace(", choose", " or choose")
-    return f"{ways}, or have it deleted, since it did not end properly (--overwrite)"
-
-
-def _clear_folder(folder: Path, before: set[str] | None) -> None:
-    """Remove what a run that never began has written, and nothing that was there before (None: no folder)."""
-    if before is None:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    for path in folder.iterdir():
-        if path.name in before:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)

@@ -150,7 +150,7 @@ def _answered(asked: _Asked) -> bool:
 
 
 def _ours(arrays: Arrays) -> Arrays:
-    """The same memory, without the mark that it is read-only: nobody else reads this batch."""
+    """The same memory, without the mark that it is read-only: no other process reads this batch."""
     return {path: np.asarray(_View(array)) if not array.flags.writeable else array for path, array in arrays.items()}
 
 
