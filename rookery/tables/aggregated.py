@@ -32,6 +32,7 @@ class _Asked:
     index: int  # of the aggregator; -1: none is there
     future: Future[Any] | None
     at: float
+    life: int = 0  # of that aggregator
     gone: bool = False  # some of its data is
 
 
@@ -108,6 +109,7 @@ class AggregatedBatches:
             asked.index, asked.future = -1, None
             return
         asked.index, asked.at = up[self._turn % len(up)], time.monotonic()
+        asked.life = self._services[asked.index].life
         self._turn += 1
         parts = [each.arrays if each.reference is None else each.reference for each in asked.load.deliveries]
         actors = [each.actor for each in asked.load.deliveries]
@@ -135,8 +137,9 @@ class AggregatedBatches:
             if asked.future is None:
                 self._ask(asked)
             elif not asked.future.done():
-                if now - asked.at > self._deadline:
-                    self._services[asked.index].kill(f"a batch has taken longer than {self._deadline:g} s")
+                service = self._services[asked.index]
+                if now - asked.at > self._deadline and asked.life == service.life:  # else its calls fail soon
+                    service.kill(f"a batch has taken longer than {self._deadline:g} s")
             elif isinstance(error := asked.future.exception(), ArgumentLost):
                 asked.gone = True
             elif isinstance(error, ServiceLost):

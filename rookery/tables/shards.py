@@ -321,7 +321,8 @@ class ShardedReplay(Plain):
                 self._answered(place, place.asked.popleft())
             if place.handle.life != place.life and not place.asked:
                 self._lose(place, place.handle.life)
-            if place.asked and now - place.asked[0].at > self._deadline:
+            late = bool(place.asked) and now - place.asked[0].at > self._deadline
+            if late and place.asked[0].life == place.handle.life:  # else it was ended, and its calls fail soon
                 place.handle.kill(f"it has not answered for {self._deadline:g} s")
             was_up, place.up = place.up, self._here(place)
             if place.up:

@@ -139,6 +139,24 @@ def test_an_aggregator_that_takes_too_long_is_killed_and_none_at_all_ends_the_ru
         _ = batches.ready
 
 
+def test_an_aggregator_that_was_killed_is_not_killed_again_while_its_answer_is_awaited(monkeypatch):
+    clock = [50.0]
+    monkeypatch.setattr(aggregated.time, "monotonic", lambda: clock[0])
+    batches, services = batches_of(1)
+    batches.start(load_of(Source(), 0))
+    waiting = services[0].asked.popleft()[0]  # its failure comes later than the kill
+    clock[0] += 6.0
+    for _ in range(3):
+        assert not batches.ready
+    assert services[0].life == 1
+    services[0].up = True
+    assert not batches.ready and services[0].life == 1, "nor is its successor"
+    waiting.set_exception(ServiceLost("killed"))
+    assert not batches.ready
+    services[0].step()
+    assert batches.ready
+
+
 def test_earlier_unrolls_are_added_from_a_ring_of_its_own():
     batches, services = batches_of(1, ring=4, proportion=1.0)
     source, ring = Source(), UnrollRing(4, 1.0, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -256,6 +258,26 @@ def test_a_shard_that_does_not_answer_is_killed(monkeypatch):
     clock[0] += 6.0
     with pytest.raises(LearnerError, match="no part of the replay memory"):
         rig.table.hear()
+
+
+def test_a_shard_that_was_killed_is_not_killed_again_while_its_answers_are_awaited(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(shards_module.time, "monotonic", lambda: clock[0])
+    rig = ShardRig(deadline=5.0)
+    rig.put(0)
+    handle = rig.handles[0]
+    waiting, handle._asked = list(handle._asked), deque()  # their failure comes later than the kill
+    clock[0] += 6.0
+    rig.handles[1].step(100)
+    for _ in range(3):
+        rig.table.hear()
+    assert handle.life == 1
+    handle.revive()
+    rig.table.hear()
+    assert handle.life == 1 and handle.up, "nor is its successor"
+    waiting[0][0].set_exception(ServiceLost("killed"))
+    rig.table.hear()
+    assert rig.balanced() and rig.released == [0]
 
 
 def test_an_error_in_a_shard_is_raised():
