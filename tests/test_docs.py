@@ -337,7 +337,7 @@ def test_the_table_check_can_fail():
 
 def test_the_table_of_extras_is_that_of_the_package():
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    assert {row[0].strip("`") for row in rows_of(ROOT / "README.md", "extra")[1:]} == extras - {"dev"}
+    assert {row[0].strip("`") for row in rows_of(ROOT / "docs/install.md", "extra")[1:]} == extras - {"dev"}
     from rookery.cli.doctor import EXTRAS
 
     assert set(EXTRAS) == extras - {"dev", "all"}

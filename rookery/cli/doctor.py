@@ -30,6 +30,11 @@ EXTRAS = {  # extra -> (modules it brings, what for)
     "plots": (("matplotlib",), "learning curves as pictures"),
     "video": (("imageio_ffmpeg", "pygame"), "rookery record"),
     "tensorboard": (("tensorboard",), "TensorBoard events"),
+    "wandb": (("wandb",), "the tracker of Weights & Biases"),
+    "mlflow": (("mlflow",), "the tracker of MLflow"),
+    "tune": (("optuna",), "sweeps that sample with Optuna"),
+    "onnx": (("onnx", "onnxscript", "onnxruntime"), "exported policies"),
+    "docs": (("mkdocs", "material"), "the pages as a site"),
 }
 ENVS = {  # extra -> a small environment that needs it
     "atari": "ALE/Pong-v5", "mujoco": "InvertedPendulum-v5", "dmc": "dmc/cartpole-swingup", "box2d": "LunarLander-v3",
