@@ -1,7 +1,8 @@
 """The pages tell the truth: their Python runs, their commands parse, their links lead somewhere, their tables agree.
 
 A block of Python runs in a folder of its own. `<!-- no-run -->` above a block leaves it out; `<!-- file: PATH -->` says
-that the block is that file, word for word. Commands are parsed by the program itself, up to the point where the work
+that the block is that file, word for word; `<!-- write: PATH -->` and `<!-- run by TEST -->` are for another test, that
+writes files and runs commands. Commands are parsed by the program itself, up to the point where the work
 would begin: training, playing and plotting are replaced by an exception.
 """
 
@@ -33,7 +34,7 @@ from rookery.tables.builder import parcel_shapes
 from rookery.tables.memory import ReplayMemory
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PAGE_OF = {name: ROOT / "docs" / f"recipes-{name.replace('_', '-')}.md" for name in RECIPES}
@@ -70,6 +71,9 @@ def commands(program: str) -> list[tuple[str, list[str]]]:
     """Lines of bash blocks that begin with `program`: (where, words)."""
     found = []
     for block in blocks("bash"):
+        if block.mark.startswith("run by "):
+            assert (ROOT / block.mark.removeprefix("run by ")).is_file(), block
+            continue
         for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words and words[0] == program:
@@ -94,7 +98,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("block", [b for b in blocks("python") if b.mark != "no-run"], ids=str)
+RUNNABLE = [block for block in blocks("python") if not block.mark.startswith(("no-run", "write: "))]
+
+
+@pytest.mark.parametrize("block", RUNNABLE, ids=str)
 def test_python_runs(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT)

@@ -1,6 +1,8 @@
-"""Every recipe by its name."""
+"""Every recipe by its name; those of other packages by their import path, "package.module:RECIPE"."""
 
 from __future__ import annotations
+
+import importlib
 
 from rookery.core.errors import UsageError
 from rookery.recipes import (
@@ -33,6 +35,19 @@ RECIPES: dict[str, Recipe] = {each.RECIPE.name: each.RECIPE for each in (*POLICI
 
 
 def recipe(name: str) -> Recipe:
+    if ":" in name:
+        return _imported(name)
     if name not in RECIPES:
         raise UsageError(f"there is no recipe {name!r}; {nearest(name, RECIPES)}")
     return RECIPES[name]
+
+
+def _imported(path: str) -> Recipe:
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"there is no recipe {path!r}: {error}") from error
+    if not isinstance(found, Recipe):
+        raise UsageError(f"{path!r} is not a Recipe; see rookery/recipes/recipe.py")
+    return found
