@@ -6,6 +6,7 @@ learner's; the field names and shapes are the same on both. Shapes are time-majo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -28,9 +29,25 @@ class Leaf:
 
     shape: tuple[int, ...]
     dtype: str  # numpy name; frames stay uint8
-    kind: Literal["vector", "image", "discrete"]
+    kind: Literal["vector", "image", "discrete", "multi"]  # multi: several integers, each with its own values
     n: int = 0  # number of values, for kind "discrete"
     stack: int = 1  # images: frames along the first axis, newest last, each row one newer; 1: not a stack
+    counts: tuple[int, ...] = ()  # number of values of each integer of kind "multi", flattened
+    starts: tuple[int, ...] = ()  # first value of each integer, as the environment counts; empty: 0
+
+    @property
+    def width(self) -> int:
+        """Numbers that show one of them to a network: integers are one-hot."""
+        return (
+            sum(self.counts)
+            if self.kind == "multi"
+            else math.prod(self.shape) * (self.n if self.kind == "discrete" else 1)
+        )
+
+    def admits(self, values: np.ndarray) -> bool:
+        """Whether integers [..., *shape], counted from 0, are values that they can have."""
+        most = np.reshape(self.counts, self.shape) if self.kind == "multi" else self.n
+        return bool((values >= 0).all() and (values < most).all())
 
 
 @dataclass(frozen=True)

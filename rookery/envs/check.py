@@ -61,7 +61,8 @@ class Report:
         """The report for a reader."""
         out = [f"{self.env}: {'ready to train on' if self.ok else 'not usable yet'}"]
         for name, leaf in self.obs.items():
-            values = f", {leaf.n} values" if leaf.kind == "discrete" else ""
+            counts = f"{leaf.n}" if leaf.kind == "discrete" else _counts(leaf.counts)
+            values = f", {counts} values" if counts else ""
             out.append(f"  observation {name}: {leaf.kind} {leaf.shape} {leaf.dtype}{values}")
         if self.action is not None:
             size = self.action.size if self.action.kind == "box" else "x".join(map(str, self.action.choices))
@@ -77,6 +78,11 @@ class Report:
             alone = f"{self.single_speed:,.0f} alone"
             out.append(f"  speed: {self.vector_speed:,.0f} steps/s in {self.lanes} lanes, {alone}")
         return out + [f"  warning: {each}" for each in self.warnings] + [f"  error: {each}" for each in self.errors]
+
+
+def _counts(counts: tuple[int, ...], most: int = 8) -> str:
+    """Values of integers side by side, as "3 + 2 + 2"."""
+    return " + ".join(map(str, counts[:most])) + (f" + ... ({sum(counts)})" if len(counts) > most else "")
 
 
 def _said(value: bool | None, yes: str, no: str) -> str:

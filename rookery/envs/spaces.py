@@ -1,7 +1,8 @@
 """Gymnasium spaces at the border: how observations and actions are converted to Rookery's form and back.
 
-Vectors come out as float32, images as they are (uint8 or float32), integers as int64 counted from 0. A space that has
-no such form is refused with the wrapper that gives it one. Not here: stepping, resets, the finite check.
+Vectors come out as float32, images as they are (uint8 or float32), integers counted from 0: int64, or where there are
+several side by side the smallest type that holds them. Dict and Tuple are taken apart. A space that has no such form is
+refused with a way to give it one. Not here: stepping, resets, the finite check.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gymnasium import Space, spaces
 from rookery.core.errors import UsageError
 from rookery.core.types import ActionSpec, Leaf
 
+COMPONENTS = 1 << 16  # of one MultiDiscrete: each is listed in the files of a run
 UNBOUNDED = 1e10  # a bound beyond this is a way to write infinity (e.g. the largest float32), not a scale
 
 
@@ -28,10 +30,15 @@ class Port:
     """One leaf of an observation: where the environment keeps it and what we make of it."""
 
     name: str
-    path: tuple[str, ...]  # keys that lead to it; empty for a single observation
+    path: tuple[str | int, ...]  # keys and places in tuples that lead to it; empty for a single observation
     leaf: Leaf
     source: np.dtype  # what the space declares
-    start: int = 0  # first value, for kind "discrete"
+    start: Any = 0  # first value of an integer; an array for several
+    stop: Any = 0  # the value behind the last one
+
+    @property
+    def integers(self) -> bool:
+        return self.leaf.kind in ("discrete", "multi")
 
 
 class Observations:
@@ -39,6 +46,8 @@ class Observations:
 
     def __init__(self, space: Space, env_id: str):
         self.ports = _ports(space, (), env_id)
+        if not self.ports:
+            raise UsageError(f"{env_id}: the observation space {space} has no entries: there is nothing to act on")
         self.leaves = {port.name: port.leaf for port in self.ports}
         if len(self.leaves) < len(self.ports):
             names = sorted(port.name for port in self.ports)
@@ -56,7 +65,7 @@ class Observations:
                 raise Mismatch(f"returned {_named(port)} of shape {value.shape}, expected {port.leaf.shape}")
             if value.dtype is not port.source:
                 self._admit(port, value.dtype)
-            out[port.name][lane] = value if port.leaf.kind != "discrete" else _counted(value, port)
+            out[port.name][lane] = _counted(value, port) if port.integers else value
 
     def read(self, obs: Any, out: dict[str, np.ndarray], lanes: int) -> dict[str, np.ndarray]:
         """A vector environment's batch; leaves that fit are passed through, the others are converted into `out`."""
@@ -68,10 +77,10 @@ class Observations:
                 raise Mismatch(f"returned {_named(port)} of shape {value.shape}, expected {shape}")
             if value.dtype is not port.source:
                 self._admit(port, value.dtype)
-            if port.leaf.kind == "discrete":
+            if port.integers:
                 value = _counted(value, port)
             if value.dtype != port.leaf.dtype:
-                np.copyto(out[port.name], value, casting="unsafe")  # float64 to float32, after _admit
+                np.copyto(out[port.name], value, casting="unsafe")  # e.g. float64 to float32, after _admit
                 value = out[port.name]
             batch[port.name] = value
         return batch
@@ -90,7 +99,7 @@ def _follow(obs: Any, port: Port) -> np.ndarray:
         try:
             obs = obs[key]
         except (KeyError, TypeError, IndexError) as error:
-            raise Mismatch(f"returned an observation without {'.'.join(port.path)!r}") from error
+            raise Mismatch(f"returned an observation without {'.'.join(map(str, port.path))!r}") from error
     if type(obs) is np.ndarray:
         return obs
     try:
@@ -105,30 +114,72 @@ def _named(port: Port) -> str:
 
 def _counted(value: np.ndarray, port: Port) -> np.ndarray:
     """Integers counted from 0. One outside the space would index beyond an embedding later, so it stops here."""
-    value = value.astype(np.int64, copy=False) - port.start
-    if value.size and not (value.min() >= 0 and value.max() < port.leaf.n):
-        low, high = port.start, port.start + port.leaf.n - 1
-        raise Mismatch(f"returned {_named(port)} outside its space, {low} to {high}: {value + port.start}")
-    return value
+    value = value.astype(np.int64, copy=False)
+    if port.leaf.kind == "multi":
+        wrong = (value < port.start) | (value >= port.stop)
+        if wrong.any():
+            at = tuple(int(i) for i in np.argwhere(wrong)[0])
+            here = at[len(at) - len(port.leaf.shape) :]
+            low, high = port.start[here], port.stop[here] - 1
+            where = ", ".join(map(str, here))
+            raise Mismatch(f"returned {_named(port)} outside its space, [{where}] is {low} to {high}: {value[at]}")
+    elif value.size and not (value.min() >= port.start and value.max() < port.stop):
+        raise Mismatch(f"returned {_named(port)} outside its space, {port.start} to {port.stop - 1}: {value}")
+    return value - port.start
 
 
-def _ports(space: Space, path: tuple[str, ...], env_id: str) -> list[Port]:
+def _ports(space: Space, path: tuple[str | int, ...], env_id: str) -> list[Port]:
     if isinstance(space, spaces.Dict):
         return [port for key, inner in space.spaces.items() for port in _ports(inner, (*path, str(key)), env_id)]
+    if isinstance(space, spaces.Tuple):
+        return [port for place, inner in enumerate(space.spaces) for port in _ports(inner, (*path, place), env_id)]
     # "/" separates the parts of a path in our trees; dm_control's names contain it.
-    name = ".".join(path).replace("/", ".") or "obs"
+    name = ".".join(map(str, path)).replace("/", ".") or "obs"
     if isinstance(space, spaces.Discrete):
-        return [Port(name, path, Leaf((), "int64", "discrete", int(space.n)), space.dtype, int(space.start))]
+        first, n = int(space.start), int(space.n)
+        starts = (first,) if first else ()
+        return [Port(name, path, Leaf((), "int64", "discrete", n, starts=starts), space.dtype, first, first + n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return [_integers(space, name, path, env_id)]
     if isinstance(space, spaces.MultiBinary):
         return [Port(name, path, Leaf(tuple(space.shape), "float32", "vector"), space.dtype)]
     if isinstance(space, spaces.Box):
         return [Port(name, path, _box(space), space.dtype)]
     where = f"observation {name!r}" if path else "observation"
     raise UsageError(
-        f"{env_id}: {where} is a {type(space).__name__}, which Rookery does not read; wrap the environment in "
-        "gymnasium.wrappers.FlattenObservation (or a wrapper of your own) inside a factory and pass "
-        "env='package.module:factory'"
+        f"{env_id}: {where} is a {type(space).__name__}, which Rookery does not read (it reads Box, Discrete, "
+        f"MultiDiscrete, MultiBinary, and Dict and Tuple of these); {_way_out(space)}, in a "
+        "gymnasium.ObservationWrapper inside a factory, and pass env='package.module:factory'"
     )
+
+
+def _way_out(space: Space) -> str:
+    if isinstance(space, spaces.Text):
+        return "turn the text into numbers of a fixed length, such as a MultiDiscrete with one integer per character"
+    if isinstance(space, spaces.Sequence | spaces.Graph):
+        return "its size changes: pad it to the largest size, as a Box beside a MultiBinary that says what is there"
+    if isinstance(space, getattr(spaces, "OneOf", ())):
+        return "offer a Dict of all the alternatives, with a Discrete that says which one counts"
+    return "turn it into one of these"
+
+
+def _integers(space: spaces.MultiDiscrete, name: str, path: tuple[str | int, ...], env_id: str) -> Port:
+    counts = np.asarray(space.nvec, np.int64)
+    start = np.asarray(getattr(space, "start", np.zeros_like(counts)), np.int64)
+    if not 0 < counts.size <= COMPONENTS:
+        raise UsageError(
+            f"{env_id}: the MultiDiscrete observation {name!r} has {counts.size} integers, and Rookery reads 1 to "
+            f"{COMPONENTS}; offer a Box of integers (np.uint8 with two or three axes is an image), in a "
+            "gymnasium.ObservationWrapper inside a factory, and pass env='package.module:factory'"
+        )
+    starts = _ints(start.ravel()) if start.any() else ()
+    leaf = Leaf(counts.shape, _smallest(int(counts.max())), "multi", counts=_ints(counts.ravel()), starts=starts)
+    return Port(name, path, leaf, space.dtype, start, start + counts)
+
+
+def _smallest(count: int) -> str:
+    """The integer type that values below `count` travel in."""
+    return next(name for name in ("uint8", "int16", "int32", "int64") if count - 1 <= np.iinfo(name).max)
 
 
 def _box(space: spaces.Box) -> Leaf:

@@ -20,6 +20,7 @@ from rookery.nets.cnn import layout
 from rookery.nets.heads import VALUE_GAIN
 from rookery.nets.init import HIDDEN_GAIN, linear
 from rookery.nets.modules import Modules
+from rookery.nets.one_hot import one_hot
 from rookery.ops.auxiliary import reconstruction_loss
 
 HIDDEN = 64  # units of the layer in front of a vector
@@ -77,6 +78,8 @@ class Decoder(nn.Module):
         leaf = self.leaves[key]
         if leaf.kind == "discrete":
             return F.one_hot(x.long(), leaf.n).float()
+        if leaf.kind == "multi":
+            return one_hot(x, leaf)
         if leaf.kind == "vector":
             return x.float()
         x = x[:, -1] if key in self.newest else x
@@ -86,7 +89,8 @@ class Decoder(nn.Module):
         leaf = self.leaves[key]
         if leaf.kind == "image":
             return ImageDecoder(leaf.shape[1:] if key in self.newest else leaf.shape, latent)
-        return FlatDecoder((*leaf.shape, leaf.n) if leaf.kind == "discrete" else leaf.shape, latent, hidden)
+        shape = {"discrete": (*leaf.shape, leaf.n), "multi": (leaf.width,)}.get(leaf.kind, leaf.shape)
+        return FlatDecoder(shape, latent, hidden)
 
 
 class FlatDecoder(nn.Module):

@@ -10,7 +10,6 @@ Orthogonal weights with gain sqrt(2), zero biases.
 from __future__ import annotations
 
 import importlib
-import math
 import platform
 from itertools import pairwise
 from typing import Any
@@ -26,6 +25,7 @@ from rookery.core.types import EnvSpec, Leaf
 from rookery.nets.cnn import cnn
 from rookery.nets.init import linear
 from rookery.nets.modules import Modules
+from rookery.nets.one_hot import one_hot
 from rookery.nets.own import check_own
 
 PLAIN = ("vector", "float32", 1)  # kind, dtype and axes of an observation that goes into the MLP as it is
@@ -76,7 +76,7 @@ class Torso(nn.Module):
         self.map_shapes = {key: encoder.map_shape for key, encoder in zip(self.image_keys, self.images)}
         self.features = sum(encoder.features for encoder in self.images)
         if flat:
-            self.vector = MLP(sum(_width(leaf) for leaf in flat.values()), net)
+            self.vector = MLP(sum(leaf.width for leaf in flat.values()), net)
             self.features += self.vector.features
         # The common cases, known in advance, so that a call does not loop over leaves: acting is all overhead.
         plain = [key for key, leaf in spec.obs.items() if (leaf.kind, leaf.dtype, len(leaf.shape)) == PLAIN]
@@ -132,16 +132,11 @@ class MLP(nn.Module):
         return x
 
 
-def _width(leaf: Leaf) -> int:
-    return math.prod(leaf.shape) * (leaf.n if leaf.kind == "discrete" else 1)
-
-
 def _flat(x: torch.Tensor, leaf: Leaf) -> torch.Tensor:
     """One row of floats per observation."""
+    if leaf.kind in ("discrete", "multi"):
+        return one_hot(x, leaf)
     x = x.reshape(x.shape[0], -1)
-    if leaf.kind == "discrete":  # one-hot
-        hot = torch.zeros(*x.shape, leaf.n, device=x.device)
-        return hot.scatter_(2, x.long().unsqueeze(2), 1.0).flatten(1)
     return x.float() / 255 if leaf.dtype == "uint8" and leaf.kind == "image" else x.float()
 
 

@@ -23,6 +23,7 @@ from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, UsageError
 from rookery.core.types import EnvSpec, Explore, Tree
 from rookery.envs.last import Last
+from rookery.play.observation import check_integers, counted, entries
 from rookery.storage import checkpoint
 from rookery.storage import folder as folders
 from rookery.storage.stored import check_sizes, check_values, decode_spec, read_config
@@ -67,7 +68,8 @@ class Policy:
     def act_batch(self, obs: Any, state: Tree, explore: torch.Generator | None = None) -> Any:
         """Actions [B, ...] in Rookery's own form (`spec_action` converts one) for observations [B, ...]; next state.
 
-        Observations are an array, or a dict of arrays: nested as the environment has it, or flat as lanes return it.
+        Observations are an array, or dicts and tuples of arrays: nested as the environment has them, or flat as lanes
+        return them. Integers are counted from 0, wherever the environment begins.
         """
         rows = {name: torch.from_numpy(each) for name, each in self._rows(obs).items()}
         noise = None
@@ -91,23 +93,27 @@ class Policy:
                 last.write(state["last_action"], reward)
                 state = state["core"]
         fed = {} if last is None else last.leaves()
-        batch = fed | {
-            name: np.asarray(_pick(obs, name), leaf.dtype).reshape(1, *leaf.shape)
-            for name, leaf in self.spec.obs.items()
-            if name not in fed
-        }
+        found = entries(obs, self.spec, tuple(fed))
+        batch = fed | {name: self._single(name, each)[None] for name, each in found.items()}
         action, state = self.act_batch(batch, self.initial_state(1) if state is None else state, explore)
         return self.spec_action(action[0]), state if last is None else {"core": state, "last_action": action.copy()}
+
+    def _single(self, name: str, value: Any) -> np.ndarray:
+        """An entry of one observation of the environment, as networks take it; UsageError if it does not fit."""
+        leaf = self.spec.obs[name]
+        try:
+            each = np.asarray(value).reshape(leaf.shape)
+            return counted(name, each, leaf).astype(leaf.dtype, copy=False)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"observation {name!r} has shape {np.shape(value)}, expected {leaf.shape}: {error}"
+            ) from error
 
     def _rows(self, obs: Any) -> dict[str, np.ndarray]:
         """Every entry of the observation [B, ...], contiguous, as networks take it; UsageError if it does not fit."""
         found, size = {}, None
-        for name, leaf in self.spec.obs.items():
-            try:
-                each = np.asarray(obs[name] if isinstance(obs, dict) and name in obs else _pick(obs, name))
-            except (KeyError, IndexError, TypeError, ValueError):
-                has = f"a dict of {', '.join(map(str, obs))}" if isinstance(obs, dict) else f"a {type(obs).__name__}"
-                raise UsageError(f"the policy reads {name!r} of an observation, and was given {has}") from None
+        for name, given in entries(obs, self.spec).items():
+            leaf, each = self.spec.obs[name], np.asarray(given)
             if each.ndim == 0 or each.shape[1:] != leaf.shape or (size is not None and len(each) != size):
                 rows = "B" if size is None else size
                 expected = ", ".join(map(str, (rows, *leaf.shape)))
@@ -115,6 +121,7 @@ class Policy:
                     f"observation {name!r} has shape {each.shape}, expected ({expected}): a batch of observations; "
                     "`act` takes a single one"
                 )
+            check_integers(name, each, leaf)
             found[name], size = np.ascontiguousarray(each, leaf.dtype), len(each)
         return found
 
@@ -129,21 +136,21 @@ class Policy:
 
 def _looks(spec: EnvSpec) -> tuple[Any, ...]:
     """What a network sees of an environment: not how frames were stacked."""
-    return {name: (leaf.kind, leaf.shape, leaf.dtype, leaf.n) for name, leaf in spec.obs.items()}, spec.action
+    return {
+        name: (leaf.kind, leaf.shape, leaf.dtype, leaf.n, leaf.counts) for name, leaf in spec.obs.items()
+    }, spec.action
 
 
 def _outline(spec: EnvSpec) -> str:
     """Observations and actions, for a message."""
-    obs = [f"{name} {leaf.kind} {list(leaf.shape)}" + f" of {leaf.n}" * (leaf.n > 0) for name, leaf in spec.obs.items()]
+    obs = [
+        f"{name} {leaf.kind} {list(leaf.shape)}"
+        + (f" of {leaf.n or list(leaf.counts)}" if leaf.n or leaf.counts else "")
+        for name, leaf in spec.obs.items()
+    ]
     action = spec.action
     size = action.size if action.kind == "box" else list(action.choices)
     return f"observations {', '.join(sorted(obs))} and {action.kind} actions {size}"
-
-
-def _pick(obs: Any, name: str) -> Any:
-    for key in name.split(".") if isinstance(obs, dict) else ():
-        obs = obs[key]
-    return obs
 
 
 def _warn(text: str) -> None:

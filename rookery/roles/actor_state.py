@@ -29,8 +29,8 @@ def check_state(snapshot: Any, spec: EnvSpec, lanes: int, state: Tree, sequence:
     _need("observations", isinstance(obs, dict) and obs.keys() == spec.obs.keys())
     for key, leaf in spec.obs.items():
         _check_array(f"observation {key}", obs[key], (lanes, *leaf.shape), leaf.dtype)
-        if leaf.kind == "discrete":
-            _need(f"observation {key}", bool((obs[key] >= 0).all() and (obs[key] < leaf.n).all()))
+        if leaf.kind in ("discrete", "multi"):
+            _need(f"observation {key}", leaf.admits(obs[key]))
     own = {path: leaf.cpu().numpy() for path, leaf in tree.flatten(state).items() if path}
     _check_tree(snapshot["state"], own)
     _check_array("live lanes", snapshot["live"], (lanes,), "bool")

@@ -334,10 +334,27 @@ def _odd_leaf(leaf: Leaf) -> str:
     sides = [*leaf.shape, max(leaf.n, 1)]
     if min(sides) < 0 or len(sides) > 9 or math.prod(sides) > NUMBERS or leaf.dtype not in _DTYPES:
         return f"an observation of shape {list(leaf.shape)[:9]}, {leaf.n} values, type {leaf.dtype[:20]!r}"
+    integers = math.prod(leaf.shape) if leaf.kind in ("discrete", "multi") else 0
     if leaf.kind == "discrete" and leaf.n < 1:
         return "an observation that is one of none"
+    if len(leaf.counts) != (integers if leaf.kind == "multi" else 0) or len(leaf.starts) not in (0, integers):
+        return (
+            f"an observation of {integers} integers with {len(leaf.counts)} counts and {len(leaf.starts)} first values"
+        )
+    if leaf.kind == "multi" and (problem := _odd_counts(leaf)):
+        return problem
+    if leaf.starts and max(map(abs, leaf.starts)) >= 2**62:
+        return "an observation whose first value is no 64-bit integer"
     if leaf.stack < 1 or (leaf.stack > 1 and (not leaf.shape or leaf.shape[0] != leaf.stack)):
         return f"a stack of {leaf.stack} frames in an observation of shape {list(leaf.shape)}"
+    return ""
+
+
+def _odd_counts(leaf: Leaf) -> str:
+    if not leaf.counts or min(leaf.counts) < 1 or sum(leaf.counts) > NUMBERS:
+        return f"an observation of {len(leaf.counts)} integers with {sum(leaf.counts)} values in all"
+    if np.dtype(leaf.dtype).kind not in "iu" or max(leaf.counts) - 1 > np.iinfo(leaf.dtype).max:
+        return f"an observation of integers below {max(leaf.counts)} of type {leaf.dtype!r}"
     return ""
 
 

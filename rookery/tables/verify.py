@@ -145,8 +145,8 @@ def check_columns(
             _need(path, bool((column >= least).all() and (column <= most).all()))
             if ring is not None:
                 _need(path, bool(((column < ring.head) | (column == ring.rows)).all()))
-        elif top in ("obs", "next_obs") and spec.obs[key].kind == "discrete":
-            _need(path, bool((column >= 0).all() and (column < spec.obs[key].n).all()))
+        elif top in ("obs", "next_obs") and spec.obs[key].kind in ("discrete", "multi"):
+            _need(path, spec.obs[key].admits(column))
         elif top in ("version", "steps"):
             _need(path, bool((column >= 0).all() and (column < MOST).all()))
 

@@ -115,7 +115,6 @@ def test_a_factory_that_takes_num_envs_makes_the_batch(mode, adapter):
         ("something entirely else", {}, r"unknown environment .*package\.module:factory"),
         ("ALE/Pnog-v5", {}, "no Atari game 'Pnog'; did you mean ALE/Pong-v5"),
         ("ALE/Pong-v5", {"difficulty": 1}, "takes no env_kwargs .difficulty.; Atari options"),
-        ("Blackjack-v1", {}, "observation is a Tuple.*FlattenObservation"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_explained(env, kwargs, words):
@@ -214,3 +213,12 @@ def test_lane_seeds_decide_the_episodes():
         lanes = make(Config(env_id), 2)
         first, second, third = (lanes.reset(seeds)["obs"].copy() for seeds in ([1, 2], [1, 2], [2, 2]))
         assert np.array_equal(first, second) and np.array_equal(third[0], first[1]) and not np.array_equal(first, third)
+
+
+def test_a_game_of_cards_is_a_tuple_of_integers():
+    lanes = make(Config("Blackjack-v1"), 2)
+    obs = lanes.reset([1, 2])
+    assert {name: (leaf.kind, leaf.n) for name, leaf in lanes.spec.obs.items()} == {
+        "0": ("discrete", 32), "1": ("discrete", 11), "2": ("discrete", 2),
+    }  # fmt: skip
+    assert 4 <= obs["0"].min() and obs["0"].max() <= 21

@@ -37,8 +37,13 @@ def leaf(space):
         (box((32, 32, 3)), Leaf((32, 32, 3), "float32", "image")),
         (box((2, 3, 4)), Leaf((2, 3, 4), "float32", "vector")),  # three axes, but nothing to convolve over
         (box((30, 5, 30)), Leaf((30, 5, 30), "float32", "vector")),  # no channels at either end
-        (spaces.Discrete(5, start=3), Leaf((), "int64", "discrete", 5)),
+        (spaces.Discrete(5, start=3), Leaf((), "int64", "discrete", 5, starts=(3,))),
         (spaces.MultiBinary(6), Leaf((6,), "float32", "vector")),
+        (spaces.MultiBinary((2, 3)), Leaf((2, 3), "float32", "vector")),
+        (spaces.MultiDiscrete([3, 2]), Leaf((2,), "uint8", "multi", counts=(3, 2))),
+        (spaces.MultiDiscrete([[3, 256]]), Leaf((1, 2), "uint8", "multi", counts=(3, 256))),
+        (spaces.MultiDiscrete([3, 257], start=[0, -4]), Leaf((2,), "int16", "multi", counts=(3, 257), starts=(0, -4))),
+        (spaces.MultiDiscrete([2, 40_000]), Leaf((2,), "int32", "multi", counts=(2, 40_000))),
     ],
 )
 def test_kinds_of_observation(space, expected):
@@ -61,18 +66,42 @@ def test_names_that_fall_together_are_refused():
         Observations(space, "env")
 
 
+def test_tuples_are_counted_and_joined_by_dots():
+    space = spaces.Tuple(
+        [box((2,)), spaces.Dict({"a": spaces.Tuple([spaces.Discrete(3), spaces.MultiDiscrete([2, 4])])})]
+    )
+    observations = Observations(space, "env")
+    assert list(observations.leaves) == ["0", "1.a.0", "1.a.1"]
+    out = observations.allocate(2)
+    observations.write((np.ones(2), {"a": (2, np.array([1, 3]))}), out, 1)
+    assert out["0"][1].tolist() == [1, 1] and out["1.a.0"].tolist() == [0, 2] and out["1.a.1"][1].tolist() == [1, 3]
+    with pytest.raises(Mismatch, match=r"without '1\.a\.1'"):
+        observations.write((np.ones(2), {"a": (2,)}), out, 0)
+
+
+class Strange(spaces.Space):
+    pass
+
+
 @pytest.mark.parametrize(
-    "space",
+    "space, name, way_out",
     [
-        spaces.Tuple([box((2,)), box((2,))]),
-        spaces.MultiDiscrete([3, 3]),
-        spaces.Text(5),
-        spaces.Sequence(box((2,))),
-        spaces.Dict({"a": box((2,)), "b": spaces.Graph(box((2,)), None)}),
+        (spaces.Text(5), "observation is a Text", "one integer per character"),
+        (spaces.Sequence(box((2,))), "observation is a Sequence", "pad it to the largest size"),
+        (spaces.Dict({"a": box((2,)), "b": spaces.Graph(box((2,)), None)}), "observation 'b' is a Graph", "pad it"),
+        (spaces.Tuple([box((2,)), spaces.OneOf([box((2,))])]), "observation '1' is a OneOf", "Dict of all"),
+        (Strange(), "observation is a Strange", "turn it into one of these"),
+        (spaces.MultiDiscrete(np.full((300, 300), 2)), "MultiDiscrete observation 'obs' has 90000", "Box of integers"),
     ],
 )
-def test_other_observations_are_refused_with_the_way_out(space):
-    with pytest.raises(UsageError, match=r"env: observation.* is a .*FlattenObservation.*package\.module:factory"):
+def test_other_observations_are_refused_with_the_way_out(space, name, way_out):
+    with pytest.raises(UsageError, match=rf"env: .*{name}.*{way_out}.*ObservationWrapper.*package\.module:factory"):
+        Observations(space, "env")
+
+
+@pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple([]), spaces.Dict({"a": spaces.Tuple([])})])
+def test_an_observation_without_entries_is_refused(space):
+    with pytest.raises(UsageError, match="has no entries"):
         Observations(space, "env")
 
 
@@ -81,7 +110,9 @@ def test_a_batch_reads_as_its_environments_write(seed):
     """The two ways in, one by one and as a batch, agree for every kind of leaf."""
     space = spaces.Dict(
         {"v": box((2, 3), np.float64), "i": box((3, 8, 8), np.uint8, 0, 255), "d": spaces.Discrete(3, start=-1),
-         "m": spaces.MultiBinary(4), "n": spaces.Dict({"s": box((), np.float32)})}
+         "m": spaces.MultiBinary(4), "n": spaces.Dict({"s": box((), np.float32)}),
+         "t": spaces.Tuple([spaces.MultiDiscrete([[3, 2], [300, 4]], start=[[0, -2], [7, 1]]),
+                            spaces.MultiBinary((2, 2)), spaces.Tuple([spaces.Discrete(4, start=2)])])}
     )  # fmt: skip
     observations = Observations(space, "env")
     batched = batch_space(space, 3)
@@ -105,6 +136,22 @@ def test_an_integer_outside_its_space_is_caught():
     for wrong in (0, 4):
         with pytest.raises(Mismatch, match="outside its space, 1 to 3"):
             observations.write(wrong, out, 0)
+
+
+@pytest.mark.parametrize("wrong, said", [
+    ([[4, 1], [0, 9]], r"\[0, 0\] is 1 to 3: 4"), ([[1, 2], [0, 9]], r"\[0, 1\] is 0 to 1: 2"),
+    ([[1, 1], [0, 8]], r"\[1, 1\] is 9 to 11: 8"), ([[1, -1], [0, 9]], r"\[0, 1\] is 0 to 1: -1"),
+])  # fmt: skip
+def test_one_of_several_integers_outside_its_space_is_caught(wrong, said):
+    space = spaces.Dict({"m": spaces.MultiDiscrete([[3, 2], [1, 3]], start=[[1, 0], [0, 9]])})
+    observations = Observations(space, "env")
+    out, right = observations.allocate(1), [[3, 0], [0, 11]]
+    observations.write({"m": right}, out, 0)
+    assert out["m"].tolist() == [[[2, 0], [0, 2]]]
+    with pytest.raises(Mismatch, match=f"observation 'm' outside its space, {said}"):
+        observations.write({"m": wrong}, out, 0)
+    with pytest.raises(Mismatch, match=said):
+        observations.read({"m": np.array([right, wrong])}, observations.allocate(2), 2)
 
 
 def test_frames_of_floats_are_not_cut_to_bytes():
