@@ -1,6 +1,6 @@
 """Rookery against Stable-Baselines3 and RLlib, the same settings, in one run, alternating, on a quiet machine.
 
-    .venv/bin/python benchmarks/throughput.py [cartpole lunarlander hopper pong dqn-pong …] [--rounds 3]
+    .venv/bin/python benchmarks/throughput.py [cartpole lunarlander hopper pong dqn-pong …] [--rounds 3] [--env-steps N]
 
 PPO: both do 8 environments × 128 steps, 4 epochs × 4 minibatches of 256; CartPole, LunarLander and Hopper with two
 64×64 tanh MLPs, Pong with the Nature CNN on 84×84×4. Tasks ending in -local have the same 8 environments in 2 actor
@@ -8,7 +8,9 @@ processes. DQN: an update on a batch of 32 every 4 steps, Adam, the same CNN; Ro
 in 4 environments, Stable-Baselines3 in one. Asynchronous PPO on Pong against RLlib's APPO: 42×42×4 frames, the `nips`
 network, 2 actors × 10 environments × 50 steps, batches of 500, one pass; RLlib as its examples have it, and tuned (see
 `rllib_appo.py`). `appo-pong-sync` is the same with a barrier: the difference is what it costs. `apex` has no rival: it
-says what two actors put into the memory and what the learner takes out of it. The ratio is that of the medians. The
+says what two actors put into the memory and what the learner takes out of it. The ratio is that of the medians. On
+CartPole the rival steps Gymnasium's environment and Rookery its own `CartPoleVector`, the same game for many lanes at
+once: part of that ratio is the environment. On LunarLander and Hopper both step Gymnasium's, one by one. The
 bound is what the machine could do if environment, forward pass and training, each measured alone here, were all there
 is. Both are measured after a warm-up (the first update or two), in which --compile compiles.
 """
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -97,7 +99,9 @@ def ours(task: Task) -> dict:
         summary = json.loads((out / "summary.json").read_text())
         records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         trained = [record for record in records if record["kind"] == "train" and record["updates"] > 0]
-        first, *_, last = trained  # the first ends the warm-up
+        if len(trained) < 2:
+            sys.exit(f"{len(trained)} records of training in {task.env_steps} steps: too few for a speed, take more")
+        first, last = trained[0], trained[-1]  # the first ends the warm-up
         speed = (last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"])
         config = json.loads((out / "config.json").read_text())
         return summary | {"steps_per_s": speed, "batch": config["algo"].get("replay", {}).get("batch")}
@@ -134,6 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", choices=[*TASKS, []], help="all of them if none is named")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--env-steps", type=int, help="length of a run, instead of the task's; shorter for a trial")
     args = parser.parse_args()
     tasks = args.tasks or list(TASKS)
     for venv in {RLLIB if TASKS[name].recipe == "appo" else SB3 for name in tasks if TASKS[name].rival}:
@@ -145,7 +150,7 @@ def main() -> None:
     print("| task | Rookery steps/s | rival steps/s | ratio | bar | bound steps/s | share of bound | time split |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for name in tasks:
-        task = TASKS[name]
+        task = TASKS[name] if args.env_steps is None else replace(TASKS[name], env_steps=args.env_steps)
         if not task.rival:
             print(alone(name, [ours(task) for _ in range(args.rounds)]), flush=True)
             continue
