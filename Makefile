@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-learning test-attack test-report lint bench pong clean
+.PHONY: demo test test-learning test-attack test-report lint docs bench pong clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -18,8 +18,8 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
-	$(BIN)/ruff check rookery tests examples benchmarks
-	$(BIN)/ruff format -q --check rookery tests benchmarks
+	$(BIN)/ruff check rookery tests examples benchmarks docs
+	$(BIN)/ruff format -q --check rookery tests benchmarks docs/site
 	$(BIN)/mypy
 
 test-learning: $(STAMP)
@@ -34,6 +34,10 @@ test-report: $(STAMP)
 	command -v chromium >/dev/null || { apt-get update && apt-get install -y chromium; }
 	$(BIN)/python -m pytest -m browser
 
+# The pages as a site, in build/site: open index.html, no server and no network are needed.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 bench: $(STAMP)
 	$(BIN)/python benchmarks/throughput.py
 
@@ -42,4 +46,4 @@ pong: $(STAMP)
 	$(BIN)/python benchmarks/pong.py --seeds 1 2
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build runs .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -230,6 +230,19 @@ def test_every_page_can_be_reached_from_the_readme():
     assert set(PAGES) - reached == set()
 
 
+def test_every_page_has_one_place_in_the_navigation_of_the_site():
+    """In `nav` of mkdocs.yml. tests/test_site.py builds the site."""
+    named = re.findall(r"^ +- (?:.*: )?([\w./-]+\.(?:md|ipynb))$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [
+        path.relative_to(ROOT / "docs").as_posix()
+        for path in (ROOT / "docs").rglob("*")
+        if path.suffix in (".md", ".ipynb")
+    ]
+    made = [name for name in named if name not in pages]  # from the files of the root, and the reference
+    assert sorted(name for name in named if name in pages) == sorted(pages), "add the page to mkdocs.yml"
+    assert made.count("index.md") == 1 and len(made) == len(set(made)) < 12
+
+
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs/img").glob("*.svg")), ids=lambda path: path.name)
 def test_pictures_are_whole_and_used(picture):
     root = ET.parse(picture).getroot()
