@@ -7,6 +7,7 @@ run, and any key of the snapshot may be missing or None. When it is drawn, and w
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -29,8 +30,9 @@ COLOURS = {
     "other": "grey58",
 }
 FAINT, STRONG, GOOD, WARN, BAD = "grey58", "bold", "green", "yellow", "bold red"
-WIDEST = 92  # columns; a wider panel is harder to read
 LEFT = 42  # columns of the numbers beside the curve
+WIDE = 132  # columns; from here on the curve is higher too
+HIGHER = 3  # lines
 LEAST_CURVE = 20  # columns; on a narrower terminal the curve is left out
 TABLE = {
     "uses_per_batch": "uses/batch",
@@ -78,9 +80,9 @@ class Frame:
 
 def render(snapshot: Snapshot, columns: int) -> Frame:
     get = snapshot.get
-    width = max(16, min(columns, WIDEST) - 4)  # inside border and padding
+    width = max(16, columns - 4)  # inside border and padding
     blocks = [[_progress(snapshot, width)], _numbers(snapshot, width), _facts(snapshot, width)]
-    blocks += [_time_split(snapshot, width), _remarks(snapshot)]
+    blocks += [_time_split(snapshot, width), _remarks(snapshot, width)]
     lines = [line for block in blocks if block for line in (*block, Text())][:-1]
     title = [("rookery", STRONG), *((str(get(key)), "") for key in ("recipe", "env", "preset") if get(key))]
     corner = [(str(get(key)), FAINT) for key in ("topology", "device") if get(key)]
@@ -120,7 +122,8 @@ def _numbers(snapshot: Snapshot, width: int) -> list[Text]:
     ]
     room = width - LEFT - 9
     if room >= LEAST_CURVE:
-        curve, low, high = braille(_thinned(list(get("history") or []), 256), room, len(lines))
+        lines += [Text() for _ in range(HIGHER)] if width >= WIDE else []
+        curve, low, high = braille(_thinned(list(get("history") or []), max(256, 2 * room)), room, len(lines))
         scale = {0: _number(high), len(lines) - 1: _number(low)} if curve and low < high else {}
         for index, line in enumerate(lines):
             line.truncate(LEFT - 1, overflow="ellipsis", pad=True)
@@ -188,9 +191,15 @@ def _time_split(snapshot: Snapshot, width: int) -> list[Text]:
     return [bar, *_flow(legend, width, gap="  ")]
 
 
-def _remarks(snapshot: Snapshot) -> list[Text]:
-    lines = [Text(f"→ {snapshot['advice']}", STRONG)] if snapshot.get("advice") else []
-    return lines + [Text(f"! {message}", WARN) for message in list(snapshot.get("messages") or [])[-3:]]
+def _remarks(snapshot: Snapshot, width: int) -> list[Text]:
+    """What limits the run, and the newest messages, two lines each at most."""
+    said = [(f"→ {snapshot['advice']}", STRONG)] if snapshot.get("advice") else []
+    said += [(f"! {message}", WARN) for message in list(snapshot.get("messages") or [])[-3:]]
+    return [
+        Text(line, style)
+        for words, style in said
+        for line in textwrap.wrap(words, width, subsequent_indent="  ", max_lines=2, placeholder="…")
+    ]
 
 
 def _grid(cells: list[tuple[str, str, str]], width: int) -> list[Text]:

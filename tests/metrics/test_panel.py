@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rookery.metrics.draw import WIDEST, plain_line, render
+from rookery.metrics.draw import plain_line, render
 from rookery.metrics.output import BestEffort, text
 from rookery.metrics.panel import Painter, Panel, Terminal
 
@@ -73,7 +73,7 @@ def test_a_queue_says_which_side_waits_and_how_old_replayed_data_is():
 @pytest.mark.parametrize("columns", [20, 33, 60, 79, 80, 100, 300])
 def test_it_is_a_box_at_any_width(columns):
     lines = drawn(SNAPSHOT, columns)
-    assert {len(line) for line in lines} == {min(columns, WIDEST)}
+    assert {len(line) for line in lines} == {columns}
     assert (
         lines[0].startswith("╭") and lines[-1].endswith("╯") and all(line[0] == line[-1] == "│" for line in lines[1:-1])
     )
@@ -86,7 +86,17 @@ def test_a_narrow_terminal_loses_the_curve_and_no_number():
         assert words in text
 
 
-@pytest.mark.parametrize("columns", [20, 47, 80, 92])
+def test_a_wide_terminal_has_a_wide_and_high_curve_and_the_whole_message():
+    """A message may have two lines; a third one is cut."""
+    said = "topology auto: " + "because of the time that a step takes " * 4
+    narrow, wide = (drawn(SNAPSHOT | {"messages": [said]}, columns) for columns in (80, 200))
+    curves = [[sum(0x2800 < ord(letter) < 0x2900 for letter in line) for line in text] for text in (narrow, wide)]
+    assert sum(curves[1]) > 4 * sum(curves[0]) and sum(map(bool, curves[1])) == sum(map(bool, curves[0])) + 3
+    assert said.strip() in "\n".join(wide) and "! topology auto" in "\n".join(narrow)
+    assert sum("because" in line or "takes" in line for line in narrow) == 2 and "…" in "\n".join(narrow)
+
+
+@pytest.mark.parametrize("columns", [20, 47, 80, 92, 200])
 def test_the_time_bar_is_always_full(columns):
     for shares in (
         SNAPSHOT["shares"],
