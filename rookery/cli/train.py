@@ -105,6 +105,7 @@ def close(run: Run) -> int:
     if run.rank:
         return run.exit_code
     from rookery.cli.show import console, count, escape, facts
+    from rookery.run.tracking import places
     from rookery.storage.trust import needs, resume_command
 
     summary, path = run.summary, shlex.quote(str(run.path))
@@ -127,6 +128,7 @@ def close(run: Run) -> int:
         rows["curve"] = escape(_curve(run.path))
     if (page := run.path / "report" / "index.html").is_file():
         rows["report"] = escape(str(page))
+    rows |= {name: escape(about) for name, about in places(run.path, run.config).items()}
     trust = needs(run.config)
     further = "\n" + resume_command(run.path, run.config, f"--env-steps {2 * summary['env_steps']}")
     if summary["exit_reason"] == "target_return":

@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 from rookery.core.ranges import Count, NotNegative, Positive, Share, Whole
 
 AlgoConfig = TypeVar("AlgoConfig")
+Tracker = Literal["wandb", "mlflow", "trackio"]
 Torso = Literal["auto", "mlp", "tiny", "compact", "nips", "nature", "impala", "resnet"]
 
 
@@ -191,6 +192,8 @@ class RunConfig(Generic[AlgoConfig]):
     compile: bool = False  # torch.compile the loss
     target_return: float | None = None  # stop when the mean of the last 100 episodes reaches it
     metrics_from_info: tuple[str, ...] = ()  # numbers (or dicts of them) in `info` at an episode's end; none: declared
+    track: tuple[Tracker, ...] = ()  # experiment trackers that get the records too
+    track_project: str = ""  # project or experiment there; empty: what their environment variables say, or "rookery"
     quiet: bool = False  # no panel
     log_every: NotNegative = 1.0  # seconds between two records in metrics.jsonl
     fault_plan: str = ""  # e.g. "actor[1]@env_step=137:sigkill"; for tests of your own reliability

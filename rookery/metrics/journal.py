@@ -248,6 +248,8 @@ class Journal:
         """Feed panel and metrics.jsonl if the last time is long enough ago."""
         if not force and not self.due:
             return
+        for text in self.sinks.news():
+            self.say(text)
         now = self._clock()
         self._logged_at = now
         self._rate_marks.append((now, self.env_steps))

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("-", "--", ":", "-.")  # when the colours are used up
 INK, GRID = "#333333", "#E3E3E3"
-NOT_IDENTITY = {"seed", "out", "quiet", "log_every"}  # runs that differ in these only are the same experiment
+# Runs that differ in these only are the same experiment.
+NOT_IDENTITY = {"seed", "out", "quiet", "log_every", "track", "track_project"}
 GRID_POINTS = 400
 LARGEST = 1e100  # of the numbers that are drawn; matplotlib computes with their squares
 LONGEST = 80  # characters of a name in a figure

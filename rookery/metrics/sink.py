@@ -16,7 +16,7 @@ import secrets
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -124,7 +124,7 @@ class TensorBoardSink:
 
     def write(self, record: Record) -> None:
         kind = record.get("kind", "run")
-        values = [self._summary.Value(tag=f"{kind}/{tag}", simple_value=value) for tag, value in _scalars(record)]
+        values = [self._summary.Value(tag=f"{kind}/{tag}", simple_value=value) for tag, value in scalars(record)]
         step = int(record.get("env_steps") or 0)
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
 
@@ -146,15 +146,15 @@ class Sinks:
         self._closed = False
 
     @classmethod
-    def of_run(cls, folder: Path, tensorboard: bool | None = None) -> Sinks:
-        """The sinks of a run folder. `tensorboard` None: if it is installed; True: UsageError if it is not."""
+    def of_run(cls, folder: Path, tensorboard: bool | None = None, more: Sequence[Sink] = ()) -> Sinks:
+        """The sinks of a run folder, and `more`. `tensorboard` None: if installed; True: UsageError if it is not."""
         sinks: list[Sink] = [JsonlSink(Path(folder) / "metrics.jsonl")]
         if tensorboard or (tensorboard is None and tensorboard_installed()):
             try:
                 sinks.append(TensorBoardSink(Path(folder) / "tensorboard"))
             except OSError as error:  # TensorBoard must not stop a run
                 warnings.warn(f"no TensorBoard events, training continues without: {error}", stacklevel=2)
-        return cls(sinks)
+        return cls([*sinks, *more])
 
     @property
     def failures(self) -> list[int]:
@@ -170,6 +170,16 @@ class Sinks:
         for thread in self._threads:
             thread.put(record)
 
+    def news(self) -> list[str]:
+        """What the user should know of them and was not told yet."""
+        return [text for thread in self._threads for text in thread.news()]
+
+    def ended(self, summary: Record, exit_code: int) -> None:
+        """How the run has ended, for those sinks that tell others. Before `close`."""
+        for sink in self.sinks:
+            if hasattr(sink, "ended"):
+                sink.ended(summary, exit_code)
+
     def close(self, timeout: float = 5.0) -> None:
         """Write what waits. After `timeout` seconds in all, sinks that are still blocked are abandoned."""
         if self._closed:
@@ -179,6 +189,8 @@ class Sinks:
         for thread in self._threads:
             thread.ask_to_close()
         in_time = [thread.join(until - time.monotonic()) for thread in self._threads]
+        for thread in self._threads:
+            thread.abandon()
         for thread, ended in zip(self._threads, in_time):
             if thread.lost:
                 warnings.warn(f"{thread.name}: {thread.lost:,} records were not written ({thread.why})", stacklevel=2)
@@ -252,11 +264,11 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _scalars(record: Record, prefix: str = "") -> Iterator[tuple[str, float]]:
+def scalars(record: Record, prefix: str = "") -> Iterator[tuple[str, float]]:
     """Finite numbers of a record by path; text, lists and the axes themselves are not curves."""
     for key, value in record.items():
         if isinstance(value, Mapping):
-            yield from _scalars(value, f"{prefix}{key}/")
+            yield from scalars(value, f"{prefix}{key}/")
             continue
         value = _plain(value) if isinstance(value, np.generic | torch.Tensor) else value
         if isinstance(value, int | float) and math.isfinite(value) and f"{prefix}{key}" != "env_steps":

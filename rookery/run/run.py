@@ -21,7 +21,16 @@ import torch
 
 from rookery.algorithms.registry import build_algorithm, encode_config
 from rookery.core.config import RunConfig
-from rookery.core.errors import INTERRUPT, REQUEUE, CheckpointError, EnvError, RookeryError, StorageError, UsageError
+from rookery.core.errors import (
+    INTERRUPT,
+    REQUEUE,
+    CheckpointError,
+    EnvError,
+    LearnerError,
+    RookeryError,
+    StorageError,
+    UsageError,
+)
 from rookery.core.ranges import within
 from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import EnvSpec
@@ -31,6 +40,7 @@ from rookery.metrics.panel import Panel
 from rookery.metrics.report import write_beside
 from rookery.metrics.rewind import rewind
 from rookery.metrics.sink import Sinks
+from rookery.metrics.tracker import check_trackers
 from rookery.nets.torso import bf16_is_emulated
 from rookery.pipes.collective import Place, place_of
 from rookery.processes.orphans import guarded
@@ -42,6 +52,8 @@ from rookery.roles.learner import Learner
 from rookery.run.env import check_env, resolve, spec_of
 from rookery.run.ranks import LocalRanks, RankLauncher, as_rank, supervise
 from rookery.run.run_folder import clear_folder, folder_name, opened, rank_folder
+from rookery.run.tracking import CLOSING as TRACKED_CLOSING
+from rookery.run.tracking import trackers
 from rookery.storage import checkpoint
 from rookery.storage import folder as folders
 from rookery.storage.claim import claimed
@@ -233,6 +245,7 @@ def check(config: RunConfig) -> RunConfig:
         )
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("there is no CUDA device here (or this build of torch has no CUDA); use --device cpu")
+    check_trackers(config.track)
     return config
 
 
@@ -325,6 +338,7 @@ def execute(
             journal.say("the run ended before its first update, nothing was learnt: take more steps (--env-steps)")
         reason = {0: journal.finished() or "done", INTERRUPT: "interrupted", REQUEUE: "requeue"}[code]
         summary = journal.summary(reason, job.learner.updates, job.learner.skipped)
+        sinks.ended(summary, code)
     summary["records_lost"] = sinks.lost
     if group.rank == 0:
         folders.store(folder, "summary.json", json.dumps(summary, indent=2).encode())
@@ -348,13 +362,17 @@ def _told(config: RunConfig, folder: Path, signals: Signals, rank: int) -> Itera
 
     Those of the first rank: the others write to their logs.
     """
-    sinks, panel = Sinks.of_run(folder) if rank == 0 else Sinks([]), Panel(config.quiet or rank > 0)
+    sinks = Sinks.of_run(folder, more=trackers(config, folder)) if rank == 0 else Sinks([])
+    panel, closing = Panel(config.quiet or rank > 0), TRACKED_CLOSING if config.track else CLOSING
     try:
         yield sinks, panel
+    except BaseException as error:
+        sinks.ended({"error": str(error)}, getattr(error, "exit_code", LearnerError.exit_code))
+        raise
     finally:
         panel.close()
         hurried = signals.requested is not None
-        sinks.close(min(CLOSING, max(0.5, config.supervisor.grace / 10)) if hurried else CLOSING)
+        sinks.close(min(closing, max(0.5, config.supervisor.grace / 10)) if hurried else closing)
 
 
 def _rewound(folder: Path, saved: checkpoint.Checkpoint | None, journal: Journal) -> list[str]:

@@ -38,6 +38,9 @@ class Sinks:
         json.dumps(record)  # what is written is plain
         self.records.append(record)
 
+    def news(self) -> list[str]:
+        return []
+
 
 class Panel:
     shown: dict | None = None

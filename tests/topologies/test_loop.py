@@ -34,6 +34,9 @@ class Quiet:
 
     update = write
 
+    def news(self) -> list[str]:
+        return []
+
 
 class Rank:
     """One rank of a run: its own environments, table and loop, and a learner that reduces with those of the others."""
