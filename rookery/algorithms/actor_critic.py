@@ -90,7 +90,8 @@ class ActorCritic(Algorithm):
             return ActOutput(action, logp, state)
         features, state = nets["body"].step(nets["normalizer"].forward(obs), state)
         head = nets["policy"]
-        action, logp = head.mode(head(features)) if explore is None else head.sample(head(features), explore.rng)
+        params = head.params(features, obs)
+        action, logp = head.mode(params) if explore is None else head.sample(params, explore.rng)
         extras = {"value": nets["value"](features)} if "value" in self.published else {}
         return ActOutput(action, logp, state, extras)
 
@@ -125,7 +126,7 @@ class ActorCritic(Algorithm):
         """Parameters of another policy than the one that learns, for the T rows of whole unrolls."""
         obs = normalizer(tree.map(lambda x: x[:-1], batch.obs))
         reset = resets(batch.live)[:-1] if self.recurrent else None
-        return policy(body.sequence(obs, tree.map(lambda x: x[0], batch.state0), reset)[0])
+        return policy.params(body.sequence(obs, tree.map(lambda x: x[0], batch.state0), reset)[0], batch.obs)
 
     def as_pieces(self, batch: Any) -> Any:
         """What `minibatches` shuffles: steps [N, ...], or with recurrence sequences of `chunk` rows, [S, N, ...].

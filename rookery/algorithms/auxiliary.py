@@ -18,7 +18,7 @@ import torch
 from rookery.core import tree
 from rookery.core.config import AutoencoderConfig, AuxConfig
 from rookery.core.errors import UsageError
-from rookery.core.types import EnvSpec, Tree
+from rookery.core.types import MASK, EnvSpec, Tree
 from rookery.core.unroll import Unroll
 from rookery.nets.autoencoder import Decoder
 from rookery.nets.auxiliary import PixelControlHead, RewardHead
@@ -32,6 +32,7 @@ from rookery.ops.auxiliary import (
     pixel_control_target,
     reward_prediction_loss,
 )
+from rookery.ops.legal import only_legal
 from rookery.ops.policy import masked_mean
 from rookery.ops.returns import discounts, nstep_return
 from rookery.ops.value import value_loss
@@ -55,7 +56,7 @@ class Auxiliary:
     def add_nets(self, nets: Nets) -> None:
         body = nets["body"]
         if self.autoencoder.on:
-            nets["decoder"] = Decoder(self.spec, body.code)
+            nets["decoder"] = Decoder(self.spec.seen, body.code)
             body.cut = self.autoencoder.stop == "policy"
         if self.aux.pixel_control:
             actions = self.spec.action.choices[0]
@@ -102,8 +103,11 @@ class Auxiliary:
     def _pixel_control(self, head: Any, features: torch.Tensor, batch: Unroll) -> torch.Tensor:
         q = head(features)  # [T+1, B, A, h, w]
         change = pixel_change(self._frames(batch.obs[self.image]), self.aux.cell)
+        behind = q.detach()
+        if self.spec.masked:  # the best action of a cell is one that can be taken
+            behind = only_legal(behind, batch.obs[MASK])
         target = pixel_control_target(
-            change, *discounts(batch.terminated, batch.truncated, self.aux.gamma, live=batch.live), q.detach()
+            change, *discounts(batch.terminated, batch.truncated, self.aux.gamma, live=batch.live), behind
         )  # fmt: skip
         return masked_mean(pixel_control_loss(q[:-1], batch.action, target), batch.live)
 

@@ -31,18 +31,30 @@ from rookery.core.config import NetConfig, ReplayConfig
 from rookery.core.errors import UsageError
 from rookery.core.ranges import Count, NotNegative, Part, Positive, Share, Whole
 from rookery.core.reduce import Reduce
-from rookery.core.types import ActOutput, DataPlan, EnvSpec, Explore, LossOutput, Replay, Sequences, Transitions, Tree
+from rookery.core.types import (
+    MASK,
+    ActOutput,
+    DataPlan,
+    EnvSpec,
+    Explore,
+    LossOutput,
+    Replay,
+    Sequences,
+    Transitions,
+    Tree,
+)
 from rookery.nets.core import resets_at_start
 from rookery.nets.modules import Nets
 from rookery.nets.noisy import factors
 from rookery.nets.optimizer import Optimizer
 from rookery.nets.optimizers import make_optimizer
 from rookery.nets.qnet import ONLINE, QHead, copy_to_targets, q_nets
-from rookery.nets.quick import Quick
+from rookery.nets.quick import Quick, lowered
 from rookery.nets.quick_q import EpsilonGreedy, QuickQ
 from rookery.nets.work import multiply_adds
 from rookery.ops.distributional import categorical_cross_entropy, mass_at_ends, project
 from rookery.ops.explore import epsilon_ladder
+from rookery.ops.legal import only_legal
 from rookery.ops.priority import mixed
 from rookery.ops.qlearning import at_action, huber, nstep, td_target
 from rookery.ops.returns import discounts
@@ -125,6 +137,7 @@ class DQN(Algorithm):
         self._quick = Quick(QuickQ)  # small nets act through numpy
         self._greedy = EpsilonGreedy(self.actions)
         self._follows = False  # whether the target nets here come from weights that were pulled
+        self._masked = spec.masked
         self._noise = 0  # numbers of noise that the head of `nets` takes
         self._rows, self._logp = np.arange(0), np.zeros(0, np.float32)
         self._clipped_returns = ClippedReturns(config.v_min, config.v_max)
@@ -166,9 +179,12 @@ class DQN(Algorithm):
             head = nets["q"]
             values = head.means(head.forward(x, noise)).detach().numpy()
         # From here in numpy: for a handful of rows, calls of torch cost more than their arithmetic.
+        legal = obs[MASK].numpy() if self._masked else None
+        if legal is not None:
+            values = lowered(values, legal)
         action = values.argmax(1)
         if explore is not None:
-            action = self._greedy(action, self._epsilon(nets, explore), explore.rng)
+            action = self._greedy(action, self._epsilon(nets, explore), explore.rng, legal)
         if len(self._rows) != len(action):
             self._rows, self._logp = np.arange(len(action)), np.zeros(len(action), np.float32)
         extras = {}
@@ -251,7 +267,8 @@ class DQN(Algorithm):
             obs = normalizer(items.next_obs)
             target = nets["target_q"](nets["target_body"].step(obs, {})[0], noise[2])
             choice = head(nets["body"].step(obs, {})[0], noise[1]) if self.config.double else target
-            return Rows(online, items.action, items.reward, items.discount, _bootstrap(head, choice, target))
+            legal = items.next_obs[MASK] if self._masked else None
+            return Rows(online, items.action, items.reward, items.discount, _bootstrap(head, choice, target, legal))
 
     def _sequences(self, nets: Nets, items: Sequences, noise: tuple) -> Rows:
         """Both nets start from the stored state and warm up on their own; only rows behind the burn-in are trained."""
@@ -267,7 +284,8 @@ class DQN(Algorithm):
             online, choice = out[:-1], out[1:].detach()
         else:
             online, choice = head(x[:-1], noise[0]), head(x[1:].detach(), noise[1]).detach()
-        bootstrap = _bootstrap(head, choice if c.double else target, target)
+        legal = items.obs[MASK][c.burn_in + 1 :] if self._masked else None
+        bootstrap = _bootstrap(head, choice if c.double else target, target, legal)
         reward, terminated, truncated = (x[c.burn_in :] for x in (items.reward, items.terminated, items.truncated))
         steps = nstep(reward, *discounts(terminated, truncated, c.gamma), c.n_step)
         row = steps.row - 1
@@ -307,9 +325,13 @@ class DQN(Algorithm):
         return self._clipped_returns(metrics)
 
 
-def _bootstrap(head: QHead, choice: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """What the target net says of the action that `choice` values most: [...], or probabilities [..., Z]."""
-    best = at_action(target, head.means(choice).argmax(-1))
+def _bootstrap(head: QHead, choice: torch.Tensor, target: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+    """What the target net says of the action that `choice` values most: [...], or probabilities [..., Z].
+
+    `legal` [..., A]: the actions it may be; None: any.
+    """
+    values = head.means(choice) if legal is None else only_legal(head.means(choice), legal)
+    best = at_action(target, values.argmax(-1))
     return best if head.atoms is None else best.softmax(-1)
 
 

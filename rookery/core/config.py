@@ -46,6 +46,7 @@ class NetConfig:
     core_size: Count = 128  # units of the core
     core_layers: Count = 1  # layers of the core
     feed_last: bool = False  # the last action (one-hot or box) and last reward are observations too
+    action_mask: Literal["auto", "info", "off"] = "auto"  # legal actions: from wherever they are told; from `info`; off
     normalize_obs: bool = False  # running mean and deviation of vector observations, part of the weights
     log_std: float = 0.0  # start of the Gaussian's log deviation (box actions)
     state_std: bool = False  # deviation depends on the observation

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # environments are probed in processes that should not pay fo
 Tree = Any  # an array, or a dict of trees
 Arrays = dict[str, np.ndarray]  # by path, "obs/image"
 Shapes = dict[str, tuple[tuple[int, ...], str]]  # of arrays, by path: shape and dtype
+MASK = "action_mask"  # the observation that says which actions are legal: bool, the choices of all branches in a row
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Leaf:
 
     shape: tuple[int, ...]
     dtype: str  # numpy name; frames stay uint8
-    kind: Literal["vector", "image", "discrete", "multi"]  # multi: several integers, each with its own values
+    kind: Literal["vector", "image", "discrete", "multi", "mask"]  # multi: several integers; mask: see MASK
     n: int = 0  # number of values, for kind "discrete"
     stack: int = 1  # images: frames along the first axis, newest last, each row one newer; 1: not a stack
     counts: tuple[int, ...] = ()  # number of values of each integer of kind "multi", flattened
@@ -91,6 +92,19 @@ class EnvSpec:
     obs: dict[str, Leaf]
     action: ActionSpec
     clipped: bool = False  # rewards are clipped to [-1, 1] where they train; those of evaluation are not
+    mask_from: Literal["", "observation", "info", "method"] = ""  # where the environment says what is legal
+
+    @property
+    def masked(self) -> bool:
+        """Whether the observations say which actions are legal."""
+        return MASK in self.obs and self.obs[MASK].kind == "mask"
+
+    @property
+    def seen(self) -> EnvSpec:
+        """As the networks see it: a mask decides what they may choose, and is no input of theirs."""
+        if not self.masked:
+            return self
+        return replace(self, obs={name: leaf for name, leaf in self.obs.items() if leaf.kind != "mask"}, mask_from="")
 
 
 @dataclass(frozen=True)

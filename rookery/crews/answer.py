@@ -18,7 +18,7 @@ from rookery.processes.child import serve
 
 def answer(question: dict[str, Any]) -> Any:
     from rookery.envs.check import check
-    from rookery.envs.make import make, registering
+    from rookery.envs.make import look, registering
 
     if question["what"] == "registers":
         return registering(question["env"], question["modules"])
@@ -27,10 +27,7 @@ def answer(question: dict[str, Any]) -> Any:
     )
     if question["what"] == "check":
         return check(config, question["steps"])
-    lanes = make(config, 1)
-    spec = lanes.spec
-    lanes.close()
-    return spec
+    return look(config)
 
 
 def body(channel: Any, question: dict[str, Any], fds: dict[str, int]) -> None:

@@ -22,7 +22,8 @@ import numpy as np
 
 from rookery.core.errors import EnvError, UsageError
 from rookery.core.frames import with_frames
-from rookery.core.types import EnvSpec
+from rookery.core.types import MASK, EnvSpec
+from rookery.envs.masks import Masks, Setting, method_of, source
 from rookery.envs.snapshot import env_state, restore_env
 from rookery.envs.spaces import Actions, Mismatch, Observations
 
@@ -113,7 +114,10 @@ class Lanes(ABC):
 class SyncLanes(Lanes):
     """Single environments, one after the other. `build` recreates the one of a lane that failed."""
 
-    def __init__(self, env_id: str, envs: Sequence[gymnasium.Env], build: Callable[[int], gymnasium.Env] | None = None):
+    def __init__(
+        self, env_id: str, envs: Sequence[gymnasium.Env], build: Callable[[int], gymnasium.Env] | None = None,
+        masks: Setting = "auto",
+    ):  # fmt: skip
         self.envs: list[gymnasium.Env | None] = list(envs)  # None: recreating it failed
         self._build, self.mendable = build, build is not None
         self.count = len(self.envs)
@@ -122,10 +126,14 @@ class SyncLanes(Lanes):
             if env.observation_space != first.observation_space or env.action_space != first.action_space:
                 raise UsageError(f"{env_id}: the spaces of lane {lane} are not those of lane 0; lanes must be alike")
         self._spaces = first.observation_space, first.action_space
-        self._observations = Observations(first.observation_space, env_id)
         self._actions = Actions(first.action_space, env_id)
-        self.spec = EnvSpec(env_id, self._observations.leaves, self._actions.spec)
-        self._obs = self._observations.allocate(self.count)
+        self._observations = Observations(
+            first.observation_space, env_id, None if masks == "off" else self._actions.spec
+        )
+        spec = EnvSpec(env_id, self._observations.leaves, self._actions.spec)
+        self.spec = source(spec, masks, method_of(first))
+        self._masks = Masks(self.spec, masks)
+        self._obs = self._observations.allocate(self.count) | self._masks.allocate(self.count)
         self._reward = np.zeros(self.count, np.float32)
         self._terminated = np.zeros(self.count, bool)
         self._truncated = np.zeros(self.count, bool)
@@ -170,6 +178,8 @@ class SyncLanes(Lanes):
                 reward_out[lane] = reward if type(reward) is float else _scalar(reward)
                 terminated_out[lane] = terminated = _flag(terminated, "terminated")
                 truncated_out[lane] = truncated = _flag(truncated, "truncated")
+                if self._masks.on:
+                    self._masks.read(self._obs[MASK][lane], env, info, terminated, terminated or truncated)
                 if terminated or truncated:
                     ended[lane] = True
                     if self.metrics:
@@ -231,8 +241,15 @@ class SyncLanes(Lanes):
                 hint = "" if type(result) is tuple else OLD_RESET
                 raise Mismatch(f"returned {_count(result)} from reset, expected (observation, info){hint}")
             self._observations.write(result[0], self._obs, lane)
+            self._masks.watch(result[1])
+            if self._masks.on:
+                self._masks.read(self._obs[MASK][lane], env, result[1])
         except Mismatch as error:
             raise LaneFault(lane, str(error), reason="bad_shape") from error
+        except UsageError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise LaneFault(lane, "raised in action_masks", error) from error
         self._reward[lane] = 0.0
         self._terminated[lane] = self._truncated[lane] = self._ended[lane] = False
 

@@ -22,10 +22,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rookery.core.config import AtariConfig, NetConfig, nameless
 from rookery.core.errors import EnvError, RookeryError, UsageError
 from rookery.core.frames import with_frames
+from rookery.core.types import EnvSpec
 from rookery.envs import atari, dmc
 from rookery.envs.given import given, importing
 from rookery.envs.lanes import Lanes, SyncLanes
 from rookery.envs.last import LastLanes
+from rookery.envs.masks import MaskInInfo, Setting, source
 from rookery.envs.vector import adapt, reset_mode
 
 EXTRAS = {
@@ -48,7 +50,7 @@ class Config(Protocol):
     @property
     def atari(self) -> AtariConfig: ...
     @property
-    def net(self) -> NetConfig: ...  # feed_last
+    def net(self) -> NetConfig: ...  # feed_last, action_mask
 
     # and `metrics_from_info`, where there is one: names of numbers in `info`
 
@@ -62,10 +64,25 @@ def make(config: Config, lanes: int, training: bool = True, threads: int = 1) ->
     return LastLanes(made) if config.net.feed_last else made
 
 
+def look(config: Config) -> EnvSpec:
+    """What the environments of a config look like; a mask in `info`, which only a reset shows, among it."""
+    lanes = _make(config, 1, training=True, threads=1)
+    spec = lanes.spec
+    if config.net.action_mask == "auto" and spec.action.kind != "box" and not spec.masked:
+        try:
+            lanes.reset([1])
+        except MaskInInfo:
+            spec = source(spec, "info", None)
+        except Exception:
+            pass  # those who play in it will find the fault again, and say where it was
+    lanes.close()
+    return spec
+
+
 def _make(config: Config, lanes: int, training: bool, threads: int) -> Lanes:
-    env_id, kwargs = config.env, dict(config.env_kwargs)
+    env_id, kwargs, masks = config.env, dict(config.env_kwargs), config.net.action_mask
     if (factory := _factory(env_id)) is not None:
-        return _from_factory(env_id, factory, kwargs, lanes)
+        return _from_factory(env_id, factory, kwargs, lanes, masks)
     if dmc.is_dmc(env_id):
         with _building(env_id, kwargs):
             build: Callable[[], gymnasium.Env] = partial(dmc.make_env, env_id, **kwargs)
@@ -78,10 +95,10 @@ def _make(config: Config, lanes: int, training: bool, threads: int) -> Lanes:
     with _building(env_id, kwargs):
         env = _vector(spec, kwargs, lanes)
         if env is not None:
-            return adapt(env, env_id)
+            return adapt(env, env_id, masks)
         lean = _lean(spec)
         build = partial(gymnasium.make, lean, disable_env_checker=True, **kwargs)
-        return SyncLanes(env_id, _several(build, lanes), _again(env_id, kwargs, build))
+        return SyncLanes(env_id, _several(build, lanes), _again(env_id, kwargs, build), masks)
 
 
 def make_single(config: Config, render_mode: str | None = None) -> gymnasium.Env:
@@ -137,7 +154,9 @@ def _import(module: str, env_id: str) -> Any:
         raise UsageError(f"env {env_id!r}: {module} needs {error.name!r}, which is not installed") from error
 
 
-def _from_factory(env_id: str, factory: Callable[..., Any], kwargs: dict[str, Any], lanes: int) -> Lanes:
+def _from_factory(
+    env_id: str, factory: Callable[..., Any], kwargs: dict[str, Any], lanes: int, masks: Setting
+) -> Lanes:
     try:
         vector = "num_envs" in inspect.signature(factory).parameters
     except (TypeError, ValueError):
@@ -150,10 +169,10 @@ def _from_factory(env_id: str, factory: Callable[..., Any], kwargs: dict[str, An
         takes = "takes num_envs and should return" if vector else "should return"
         raise UsageError(f"{env_id} returned a {type(envs[0]).__name__}; it {takes} a gymnasium.{wanted.__name__}")
     if not vector:
-        return SyncLanes(env_id, envs, _again(env_id, kwargs, partial(factory, **kwargs)))
+        return SyncLanes(env_id, envs, _again(env_id, kwargs, partial(factory, **kwargs)), masks)
     if envs[0].num_envs != lanes:
         raise UsageError(f"{env_id} returned {envs[0].num_envs} environments for num_envs={lanes}")
-    return adapt(envs[0], env_id)
+    return adapt(envs[0], env_id, masks)
 
 
 def _again(env_id: str, kwargs: dict[str, Any], build: Callable[[], gymnasium.Env]) -> Callable[[int], gymnasium.Env]:

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from rookery.core.errors import UsageError
-from rookery.core.types import ActionSpec, Leaf
+from rookery.core.types import MASK, ActionSpec, Leaf
 
 COMPONENTS = 1 << 16  # of one MultiDiscrete: each is listed in the files of a run
 UNBOUNDED = 1e10  # a bound beyond this is a way to write infinity (e.g. the largest float32), not a scale
@@ -44,8 +44,12 @@ class Port:
 class Observations:
     """Copies observations of one space into arrays of Rookery's, checking shape and dtype on the way."""
 
-    def __init__(self, space: Space, env_id: str):
-        self.ports = _ports(space, (), env_id)
+    def __init__(self, space: Space, env_id: str, action: ActionSpec | None = None):
+        """`action`: an entry "action_mask" that fits these actions is a mask of them; None: it is like any other."""
+        if action is not None and isinstance(space, spaces.Dict) and MASK in space.spaces and fits(space[MASK], action):
+            self.ports = _with_mask(space, action, env_id)
+        else:
+            self.ports = _ports(space, (), env_id)
         if not self.ports:
             raise UsageError(f"{env_id}: the observation space {space} has no entries: there is nothing to act on")
         self.leaves = {port.name: port.leaf for port in self.ports}
@@ -61,9 +65,11 @@ class Observations:
         """One environment's observation into row `lane`. It is copied at once: environments may reuse the object."""
         for port in self.ports:
             value = _follow(obs, port)
-            if value.shape != port.leaf.shape:
+            if port.leaf.kind == "mask":
+                value = as_mask(value, port.leaf.shape)
+            elif value.shape != port.leaf.shape:
                 raise Mismatch(f"returned {_named(port)} of shape {value.shape}, expected {port.leaf.shape}")
-            if value.dtype is not port.source:
+            elif value.dtype is not port.source:
                 self._admit(port, value.dtype)
             out[port.name][lane] = _counted(value, port) if port.integers else value
 
@@ -73,6 +79,9 @@ class Observations:
         for port in self.ports:
             value = _follow(obs, port)
             shape = (lanes, *port.leaf.shape)
+            if port.leaf.kind == "mask":
+                batch[port.name] = as_mask(value, shape)
+                continue
             if value.shape != shape:
                 raise Mismatch(f"returned {_named(port)} of shape {value.shape}, expected {shape}")
             if value.dtype is not port.source:
@@ -126,6 +135,49 @@ def _counted(value: np.ndarray, port: Port) -> np.ndarray:
     elif value.size and not (value.min() >= port.start and value.max() < port.stop):
         raise Mismatch(f"returned {_named(port)} outside its space, {port.start} to {port.stop - 1}: {value}")
     return value - port.start
+
+
+def as_mask(value: Any, shape: tuple[int, ...], name: str = f"an observation {MASK!r}") -> np.ndarray:
+    """A mask as the environment gives it: bool, or numbers that are 0 and 1. Axes of several branches are joined."""
+    try:
+        value = np.asarray(value)
+    except ValueError as error:
+        raise Mismatch(f"returned {name} that is no array ({error})") from error
+    if value.size != math.prod(shape) or (len(shape) > 1 and value.shape[:1] != shape[:1]):
+        raise Mismatch(f"returned {name} of shape {value.shape}, expected {shape}")
+    if value.dtype != bool:
+        truth = value == 1
+        if not (truth | (value == 0)).all():
+            raise Mismatch(f"returned {name} with other numbers than 0 and 1: {value}")
+        value = truth
+    return value.reshape(shape)
+
+
+def mask_leaf(action: ActionSpec) -> Leaf:
+    return Leaf((sum(action.choices),), "bool", "mask")
+
+
+def fits(space: Space, action: ActionSpec) -> bool:
+    """Whether an observation can be a mask of these actions: as many numbers that are 0 or 1 as there are choices."""
+    choices = action.choices
+    shapes = [(sum(choices),)] + [(len(choices), choices[0])] * (len(set(choices)) == 1)
+    binary = (
+        isinstance(space, spaces.MultiBinary)
+        or (isinstance(space, spaces.Box) and bool((space.low == 0).all() and (space.high == 1).all()))
+        or (isinstance(space, spaces.MultiDiscrete) and bool((space.nvec == 2).all() and not np.any(space.start)))
+    )
+    return action.kind != "box" and binary and space.shape in shapes
+
+
+def _with_mask(space: spaces.Dict, action: ActionSpec, env_id: str) -> list[Port]:
+    if len(space.spaces) == 1:
+        raise UsageError(
+            f"{env_id}: its only observation is {MASK!r}, the mask of legal actions, and networks do not see masks; "
+            "add an observation, or use net.action_mask 'off' to have it as an ordinary one"
+        )
+    mask = Port(MASK, (MASK,), mask_leaf(action), np.dtype(bool))
+    entries = ([mask] if key == MASK else _ports(inner, (str(key),), env_id) for key, inner in space.spaces.items())
+    return [port for entry in entries for port in entry]
 
 
 def _ports(space: Space, path: tuple[str | int, ...], env_id: str) -> list[Port]:

@@ -15,20 +15,21 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rookery.core.errors import UsageError
-from rookery.core.types import EnvSpec
+from rookery.core.types import MASK, EnvSpec
 from rookery.envs.lanes import LaneFault, Lanes, Step, SyncLanes, tell_lane
+from rookery.envs.masks import NOTHING, Masks, Setting, method_of, source
 from rookery.envs.spaces import Actions, Mismatch, Observations
 
 
-def adapt(env: VectorEnv, env_id: str) -> Lanes:
+def adapt(env: VectorEnv, env_id: str, masks: Setting = "auto") -> Lanes:
     """The right Lanes for a vector environment, or UsageError that says what to change."""
     if type(env) is SyncVectorEnv:
-        return SyncLanes(env_id, env.envs, lambda lane: env.env_fns[lane]())
+        return SyncLanes(env_id, env.envs, lambda lane: env.env_fns[lane](), masks)
     mode = reset_mode(env)
     if mode is AutoresetMode.NEXT_STEP:
-        return VectorLanes(env_id, env)
+        return VectorLanes(env_id, env, masks)
     if mode is AutoresetMode.DISABLED:
-        return MaskedLanes(env_id, env)
+        return MaskedLanes(env_id, env, masks)
     if mode is AutoresetMode.SAME_STEP:
         raise UsageError(
             f"{env_id}: the vector environment resets in the step that ends an episode (SAME_STEP), which cannot be "
@@ -53,12 +54,15 @@ def reset_mode(env: VectorEnv) -> AutoresetMode | None:
 class VectorLanes(Lanes):
     """A vector environment in NEXT_STEP mode. Rewards and flags of reset rows are made to keep the convention."""
 
-    def __init__(self, env_id: str, env: VectorEnv):
+    def __init__(self, env_id: str, env: VectorEnv, masks: Setting = "auto"):
         self.env: Any = env  # seeds and states are not the same type in all of them
         self.count = env.num_envs
-        self._observations = Observations(env.single_observation_space, env_id)
         self._actions = Actions(env.single_action_space, env_id)
-        self.spec = EnvSpec(env_id, self._observations.leaves, self._actions.spec)
+        action = None if masks == "off" else self._actions.spec
+        self._observations = Observations(env.single_observation_space, env_id, action)
+        spec = EnvSpec(env_id, self._observations.leaves, self._actions.spec)
+        self.spec = source(spec, masks, method_of(env))
+        self._masks = Masks(self.spec, masks)
         self._obs = self._observations.allocate(self.count)
         self._reward = np.zeros(self.count, np.float32)
         self._ended = np.zeros(self.count, bool)
@@ -70,15 +74,19 @@ class VectorLanes(Lanes):
     def reset(self, seeds: Sequence[int]) -> dict[str, np.ndarray]:
         assert len(seeds) == self.count, (len(seeds), self.count)
         self._ended, self._infos = np.zeros(self.count, bool), None
-        obs, _ = self._call("reset", lambda: self.env.reset(seed=self._seed(seeds)))
-        return self._read(obs)
+        obs, info = self._call("reset", lambda: self.env.reset(seed=self._seed(seeds)))
+        self._masks.watch(info, (self.count,))
+        return self._with_mask(self._read(obs), info, self._ended)
 
     def step(self, action: np.ndarray) -> Step:
         batch = self._actions.batch(action)
         obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(batch))
         return self._row(self._read(obs), reward, terminated, truncated, info)
 
-    def _row(self, obs: dict[str, np.ndarray], reward: Any, terminated: Any, truncated: Any, info: Any) -> Step:
+    def _row(
+        self, obs: dict[str, np.ndarray], reward: Any, terminated: Any, truncated: Any, info: Any, fresh: Any = None
+    ) -> Step:
+        """`fresh`: the `info` of a reset, for lanes that were reset behind the step."""
         reward, terminated, truncated = np.asarray(reward), np.asarray(terminated, bool), np.asarray(truncated, bool)
         if not reward.shape == terminated.shape == truncated.shape == (self.count,):
             found = f"reward {reward.shape}, terminated {terminated.shape}, truncated {truncated.shape}"
@@ -91,12 +99,30 @@ class VectorLanes(Lanes):
                 raise LaneFault(lane, "ended an episode in the row that resets it", reason="bad_shape")
             self._reward[before] = 0.0
         self._ended = ends
+        obs = self._with_mask(obs, info, ends, before if fresh is not None else None, fresh)
         if self.metrics and ends.any():
             for lane in np.flatnonzero(ends).tolist():
                 # Gymnasium's form: an array for each name, and one more that says which lanes have it.
                 has = [name for name in info if f"_{name}" not in info or info[f"_{name}"][lane]]
                 self._keep_info(lane, {name: _of_lane(info[name], lane) for name in has if name in self.metrics})
         return obs, self._reward, terminated, truncated
+
+    def _with_mask(
+        self, obs: dict[str, np.ndarray], info: Any, ends: np.ndarray, anew: np.ndarray | None = None, fresh: Any = None
+    ) -> dict[str, np.ndarray]:
+        """With the masks, if there are any; those of the lanes `anew` are told by `fresh`."""
+        if not self._masks.on:
+            return obs
+        try:
+            mask = self._call("action_masks", lambda: self._masks.told(obs, self.env, info, self.count))
+            if anew is not None:
+                mask = np.where(anew[:, None], self._masks.told(obs, self.env, fresh, self.count), mask)
+        except Mismatch as error:
+            raise LaneFault(0, str(error), reason="bad_shape") from error
+        mask, stuck = self._masks.settled(mask, ends)
+        if stuck >= 0:
+            raise LaneFault(stuck, NOTHING, reason="bad_shape")
+        return obs | {MASK: mask}
 
     def _seed(self, seeds: Sequence[int]) -> Any:
         """One per lane where the environment can (gymnasium's own, those that say `lane_seeds`), else one for all."""
@@ -108,6 +134,8 @@ class VectorLanes(Lanes):
     def _call(self, verb: str, call: Any) -> Any:
         try:
             return call()
+        except Mismatch:
+            raise
         except (Exception, SystemExit) as error:
             # The lanes are one object here: it does not say which of them it was.
             raise LaneFault(0, f"raised in {verb} (a vector environment: some lane)", error) from error
@@ -151,15 +179,15 @@ class MaskedLanes(VectorLanes):
         obs = {name: column.copy() for name, column in self._read(obs).items()}
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
         terminated[before] = truncated[before] = False
-        fresh = self._mask_reset(before)
+        shown, fresh = self._mask_reset(before)
         for name, column in obs.items():
-            column[before] = fresh[name][before]
-        return self._row(obs, reward, terminated, truncated, info)
+            column[before] = shown[name][before]
+        return self._row(obs, reward, terminated, truncated, info, fresh)
 
-    def _mask_reset(self, mask: np.ndarray) -> dict[str, np.ndarray]:
+    def _mask_reset(self, mask: np.ndarray) -> tuple[dict[str, np.ndarray], Any]:
         # A new dict and mask each time: gymnasium takes the options apart.
-        obs, _ = self._call("reset", lambda: self.env.reset(options={"reset_mask": mask.copy()}))
-        return self._read(obs)
+        obs, info = self._call("reset", lambda: self.env.reset(options={"reset_mask": mask.copy()}))
+        return self._read(obs), info
 
 
 def _of_lane(value: Any, lane: int) -> Any:

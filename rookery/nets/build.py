@@ -30,9 +30,10 @@ class Forward(NamedTuple):
 
 def actor_critic(spec: EnvSpec, net: NetConfig, latent: int = 0) -> Nets:
     """The entry "value_body" is absent where policy and value share features. `latent`: see `Body`; of the policy's."""
-    nets = Nets({"normalizer": ObsNormalizer(spec, net.normalize_obs)})
+    nets, masked, spec = Nets({"normalizer": ObsNormalizer(spec, net.normalize_obs)}), spec.masked, spec.seen
     nets["body"] = Body(spec, net, make_torso(spec, net), latent)
     nets["policy"] = policy_head(spec.action, nets["body"].features, net)
+    nets["policy"].masked = masked
     if not is_shared(spec, net):
         nets["value_body"] = Body(spec, net, make_torso(spec, net))
     nets["value"] = ValueHead((nets["value_body"] if "value_body" in nets else nets["body"]).features)
@@ -46,14 +47,14 @@ def is_shared(spec: EnvSpec, net: NetConfig) -> bool:
 
 def unroll_policy_value(nets: Nets, obs: Tree, state: Tree, reset: torch.Tensor | None) -> Forward:
     """Of whole unrolls, obs [T+1, B, ...]: policy parameters and codes of T rows, values of T+1, in one pass."""
-    obs = nets["normalizer"](obs)
+    given, obs = obs, nets["normalizer"](obs)
     if "value_body" in nets:
         code = nets["body"].encode(tree.map(lambda x: x[:-1], obs))
-        params = nets["policy"](nets["body"].behind(code, state, None)[0])
+        params = nets["policy"].params(nets["body"].behind(code, state, None)[0], given)
         return Forward(params, nets["value"](nets["value_body"].sequence(obs, {}, None)[0]), code)
     code = nets["body"].encode(obs)
     features, _ = nets["body"].behind(code, state, reset)
-    return Forward(nets["policy"](features[:-1]), nets["value"](features), code[:-1])
+    return Forward(nets["policy"].params(features[:-1], given), nets["value"](features), code[:-1])
 
 
 def policy_value_sequence(
@@ -63,13 +64,13 @@ def policy_value_sequence(
 
     If the policy is not wanted, the networks that only it needs do not run.
     """
-    obs = nets["normalizer"](obs)
+    given, obs = obs, nets["normalizer"](obs)
     split, features, params, code = "value_body" in nets, None, None, None
     if want_policy or not split:
         code = nets["body"].encode(obs)
         features, _ = nets["body"].behind(code, state, reset)
     if want_policy:
-        params = nets["policy"](features)
+        params = nets["policy"].params(features, given)
     if split:
         features, _ = nets["value_body"].sequence(obs, {}, None)
     return Forward(params, nets["value"](features), code)

@@ -6,6 +6,7 @@ All policy heads have one interface; what `forward` returns ("params") is opaque
     action, logp = head.mode(params)
     logp, entropy = head.logp_entropy(params, action)
     kl = head.kl(params, others)                       KL(params || others)
+Where observations say which actions are legal, params = head.params(features, obs) makes the others impossible.
 The density itself is in `ops/policy.py`. Policy weights start orthogonal with gain 0.01, so that the first policy is
 nearly uniform; the value's with gain 1.
 """
@@ -22,8 +23,9 @@ from torch import nn
 
 from rookery.core.config import NetConfig
 from rookery.core.errors import UsageError
-from rookery.core.types import ActionSpec
+from rookery.core.types import MASK, ActionSpec, Tree
 from rookery.nets.init import linear
+from rookery.ops.legal import only_legal
 from rookery.ops.policy import (
     categorical_draw,
     categorical_entropy,
@@ -45,10 +47,25 @@ NODES = 16  # of the quadrature behind the entropy of a squashed Gaussian
 class PolicyHead(nn.Module):
     """The interface. `params` is a tensor or a tuple of tensors, each with the leading axes of the features."""
 
+    masked = False  # whether the observations say which actions are legal
+
     def __init__(self, features: int, outputs: int):
         super().__init__()
         self.linear = linear(features, outputs, POLICY_GAIN)
         self.affine = (self.linear.weight, self.linear.bias)  # what a call needs, without its lookups
+
+    def params(self, features: torch.Tensor, obs: Tree) -> Any:
+        """Parameters for features of these observations, which are as the environment gave them, with the mask.
+
+        Of observations [T+1, ...] the first T rows count where there are features of as many.
+        """
+        if not self.masked:
+            return self.forward(features)
+        return self.restricted(self.forward(features), obs[MASK][: len(features)])
+
+    def restricted(self, params: Any, legal: torch.Tensor) -> Any:
+        """Parameters with which only legal actions are possible; legal [..., choices of all branches]."""
+        raise NotImplementedError
 
     def sample(self, params: Any, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotImplementedError
@@ -80,6 +97,9 @@ class Categorical(PolicyHead):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return F.linear(features, *self.affine)  # logits [..., n]
+
+    def restricted(self, params: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
+        return only_legal(params, legal)
 
     def sample(self, params: torch.Tensor, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
         return categorical_draw(params, generator)
@@ -116,6 +136,12 @@ class MultiCategorical(PolicyHead):
             table = logits.new_full((*logits.shape[:-1], math.prod(self.shape)), -torch.inf)
             logits = table.index_copy(-1, self.places, logits)
         return logits.unflatten(-1, self.shape)  # [..., branches, choices]
+
+    def restricted(self, params: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
+        if self.padded:
+            table = legal.new_zeros((*legal.shape[:-1], math.prod(self.shape)))
+            legal = table.index_copy(-1, self.places, legal)
+        return only_legal(params, legal.unflatten(-1, self.shape))
 
     def sample(self, params: torch.Tensor, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
         action, logp = categorical_draw(params, generator)

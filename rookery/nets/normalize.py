@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rookery.core.reduce import ALONE, Reduce
-from rookery.core.types import EnvSpec
+from rookery.core.types import MASK, EnvSpec
 from rookery.nets.modules import Modules
 from rookery.ops.moments import Moments, from_sums, merge, moments, to_sums, variance
 from rookery.ops.returns import backward_scan
@@ -77,15 +77,21 @@ class LeafNormalizer(nn.Module):
 
 
 class ObsNormalizer(nn.Module):
-    """Standardises float vector leaves and clips them to ±10; images and integers pass. The identity when disabled."""
+    """Standardises float vector leaves and clips them to ±10; images and integers pass. The identity when disabled.
+
+    What it returns is what networks see: without the mask of legal actions.
+    """
 
     def __init__(self, spec: EnvSpec, enabled: bool):
         super().__init__()
         vectors = (key for key, leaf in spec.obs.items() if leaf.kind == "vector" and leaf.dtype.startswith("float"))
         self.keys = tuple(vectors) if enabled else ()
+        self.masked = spec.masked
         self.leaves = Modules(LeafNormalizer(spec.obs[key].shape) for key in self.keys)
 
     def forward(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if self.masked:
+            obs = {key: x for key, x in obs.items() if key != MASK}
         if not self.keys:
             return obs
         return obs | {key: leaf.forward(obs[key]) for key, leaf in zip(self.keys, self.leaves)}

@@ -14,12 +14,12 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
-from rookery.core.types import Tree
+from rookery.core.types import MASK, Tree
 from rookery.nets.heads import Categorical
 from rookery.nets.modules import Nets
 from rookery.nets.torso import Torso
 
-TINY = np.finfo(np.float32).tiny
+TINY, LOWEST = np.finfo(np.float32).tiny, np.finfo(np.float32).min
 T = TypeVar("T", bound="QuickBody")
 
 
@@ -89,7 +89,7 @@ class QuickPolicy(QuickBody):
     def __init__(self, nets: Nets):
         super().__init__(nets)
         head = nets["policy"].linear
-        self._head = arrays(head.weight, head.bias)
+        self._head, self._masked = arrays(head.weight, head.bias), nets["policy"].masked
         self._prepare(1, head.out_features)
 
     @classmethod
@@ -101,6 +101,8 @@ class QuickPolicy(QuickBody):
         weight, bias = self._head
         logits = self.features(obs) @ weight
         logits += bias
+        if self._masked:
+            logits = lowered(logits, obs[MASK].numpy())
         logits -= logits.max(1, keepdims=True)
         odds = np.exp(logits)
         if generator is None:
@@ -117,6 +119,11 @@ class QuickPolicy(QuickBody):
         """Memory for the noise, which costs more to get than to fill."""
         self._noise = torch.empty(lanes, choices)
         self._clocks, self._rows = self._noise.numpy(), np.arange(lanes)
+
+
+def lowered(x: np.ndarray, legal: np.ndarray) -> np.ndarray:
+    """`ops.legal.only_legal` in numpy: x [B, A], and the lowest number where legal [B, A] does not say so."""
+    return np.where(legal | ~legal.any(1, keepdims=True), x, LOWEST)
 
 
 def arrays(weight: torch.Tensor, bias: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from rookery.core.legal import all_if_none, nth
 from rookery.core.types import Tree
 from rookery.nets.modules import Nets
 from rookery.nets.qnet import QHead, Stream
@@ -72,11 +73,19 @@ class EpsilonGreedy:
         self._choices = choices
         self._prepare(1)
 
-    def __call__(self, greedy: np.ndarray, epsilon: float | np.ndarray, generator: torch.Generator) -> np.ndarray:
-        """Actions [B] from the greedy ones [B]; epsilon is a number or [B]."""
+    def __call__(
+        self,
+        greedy: np.ndarray,
+        epsilon: float | np.ndarray,
+        generator: torch.Generator,
+        legal: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Actions [B] from the greedy ones [B]; epsilon is a number or [B]. `legal` [B, A]: what may be drawn."""
         if len(greedy) != len(self._coin):
             self._prepare(len(greedy))
         self._noise.uniform_(generator=generator)
+        if legal is not None:
+            return np.where(self._coin < epsilon, nth(all_if_none(legal, (self._choices,)), self._draw), greedy)
         # A draw has 24 bits and is less than 1, and so its product with the choices, rounded, is less than these.
         return np.where(self._coin < epsilon, (self._draw * self._choices).astype(np.int64), greedy)
 

@@ -13,8 +13,9 @@ import torch
 
 from rookery.core import tree
 from rookery.core.errors import EnvError, UsageError
+from rookery.core.legal import random_legal
 from rookery.core.seeding import seed_of
-from rookery.core.types import ActionSpec
+from rookery.core.types import MASK, ActionSpec
 from rookery.envs.lanes import LaneFault, Lanes
 from rookery.play.policy import Policy
 
@@ -76,7 +77,7 @@ def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bo
     while any(len(done) < quota for done in returns):
         action, state = policy.act_batch(obs, state, rng)
         if epsilon:
-            action = _mixed(action, epsilon, policy.spec.action, dice)
+            action = _mixed(action, epsilon, policy.spec.action, dice, obs.get(MASK) if policy.spec.masked else None)
         obs, reward, terminated, truncated = lanes.step(action)
         total += reward
         length += live
@@ -106,8 +107,13 @@ def _names(told: list[dict[str, float]]) -> list[str]:
     return list(dict.fromkeys(name for each in told for name in each))
 
 
-def _mixed(action: np.ndarray, epsilon: float, spec: ActionSpec, dice: np.random.Generator) -> np.ndarray:
-    """Actions [B, *shape], each replaced with probability epsilon by a uniform draw."""
+def _mixed(
+    action: np.ndarray, epsilon: float, spec: ActionSpec, dice: np.random.Generator, mask: np.ndarray | None
+) -> np.ndarray:
+    """Actions [B, *shape], each replaced with probability epsilon by a uniform draw of those that `mask` allows."""
     random = dice.random(len(action)) < epsilon
-    drawn = dice.integers(0, np.reshape(spec.choices, spec.shape), action.shape)
+    if mask is not None:
+        drawn = random_legal(mask, spec.choices, dice).reshape(action.shape)
+    else:
+        drawn = dice.integers(0, np.reshape(spec.choices, spec.shape), action.shape)
     return np.where(random.reshape(-1, *[1] * len(spec.shape)), drawn, action)

@@ -21,8 +21,9 @@ from rookery.algorithms.registry import build_algorithm
 from rookery.core import tree
 from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, UsageError
-from rookery.core.types import EnvSpec, Explore, Tree
+from rookery.core.types import MASK, EnvSpec, Explore, Tree
 from rookery.envs.last import Last
+from rookery.play.legal import mask_rows
 from rookery.play.observation import check_integers, counted, entries
 from rookery.storage import checkpoint
 from rookery.storage import folder as folders
@@ -65,13 +66,14 @@ class Policy:
         return self.algorithm.initial_state(self.nets, lanes)
 
     @torch.inference_mode()
-    def act_batch(self, obs: Any, state: Tree, explore: torch.Generator | None = None) -> Any:
+    def act_batch(self, obs: Any, state: Tree, explore: torch.Generator | None = None, action_mask: Any = None) -> Any:
         """Actions [B, ...] in Rookery's own form (`spec_action` converts one) for observations [B, ...]; next state.
 
         Observations are an array, or dicts and tuples of arrays: nested as the environment has them, or flat as lanes
         return them. Integers are counted from 0, wherever the environment begins.
+        `action_mask` [B, n] says which actions are legal, if the observations do not; None: all are.
         """
-        rows = {name: torch.from_numpy(each) for name, each in self._rows(obs).items()}
+        rows = {name: torch.from_numpy(each) for name, each in self._rows(obs, action_mask).items()}
         noise = None
         if explore is not None:  # environments take turns on a ladder of epsilons or noises
             noise = Explore(explore, np.arange(len(tree.leaves(rows)[0])) % self.config.lanes)
@@ -79,12 +81,14 @@ class Policy:
         return np.asarray(output.action), output.state
 
     def act(
-        self, obs: Any, state: Tree | None = None, explore: torch.Generator | None = None, reward: float = 0.0
-    ) -> tuple[Any, Tree]:
+        self, obs: Any, state: Tree | None = None, explore: torch.Generator | None = None, reward: float = 0.0,
+        action_mask: Any = None,
+    ) -> tuple[Any, Tree]:  # fmt: skip
         """The action for one observation, both as the Gymnasium environment has them; greedy unless `explore`.
 
         No state begins an episode. Runs with `net.feed_last` want the reward of the last step too; the last action
-        is in the state that they return.
+        is in the state that they return. `action_mask`: which actions are legal, if the observation does not say so
+        (`info["action_mask"]`, or what `action_masks()` returned); None: all are.
         """
         last = None
         if self.config.net.feed_last:
@@ -93,9 +97,12 @@ class Policy:
                 last.write(state["last_action"], reward)
                 state = state["core"]
         fed = {} if last is None else last.leaves()
-        found = entries(obs, self.spec, tuple(fed))
+        found = entries(obs, self.spec.seen, tuple(fed))
         batch = fed | {name: self._single(name, each)[None] for name, each in found.items()}
-        action, state = self.act_batch(batch, self.initial_state(1) if state is None else state, explore)
+        if self.spec.masked:
+            mask = obs[MASK] if isinstance(obs, dict) and MASK in obs else action_mask
+            action_mask = None if mask is None else np.asarray(mask)[None]
+        action, state = self.act_batch(batch, self.initial_state(1) if state is None else state, explore, action_mask)
         return self.spec_action(action[0]), state if last is None else {"core": state, "last_action": action.copy()}
 
     def _single(self, name: str, value: Any) -> np.ndarray:
@@ -109,10 +116,10 @@ class Policy:
                 f"observation {name!r} has shape {np.shape(value)}, expected {leaf.shape}: {error}"
             ) from error
 
-    def _rows(self, obs: Any) -> dict[str, np.ndarray]:
+    def _rows(self, obs: Any, action_mask: Any) -> dict[str, np.ndarray]:
         """Every entry of the observation [B, ...], contiguous, as networks take it; UsageError if it does not fit."""
         found, size = {}, None
-        for name, given in entries(obs, self.spec).items():
+        for name, given in entries(obs, self.spec.seen).items():
             leaf, each = self.spec.obs[name], np.asarray(given)
             if each.ndim == 0 or each.shape[1:] != leaf.shape or (size is not None and len(each) != size):
                 rows = "B" if size is None else size
@@ -123,7 +130,7 @@ class Policy:
                 )
             check_integers(name, each, leaf)
             found[name], size = np.ascontiguousarray(each, leaf.dtype), len(each)
-        return found
+        return found | mask_rows(self.spec, obs, action_mask, size or 0)
 
     def spec_action(self, action: np.ndarray) -> Any:
         """An action as the environment takes it: boxes are scaled from [-1, 1] to their bounds."""

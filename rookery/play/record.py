@@ -74,7 +74,7 @@ def _record(
         if any(word in str(error) for word in ("OpenGL", "mujoco", "glfw")):
             error.add_note(_backend())
         raise
-    lanes: Lanes = SyncLanes(config.env, [env])
+    lanes: Lanes = SyncLanes(config.env, [env], masks=config.net.action_mask)
     if config.net.feed_last:
         lanes = LastLanes(lanes, clip=policy.spec.clipped)
     try:

@@ -50,9 +50,17 @@ class Recipe:
 
     def build(self, env: str, spec: Callable[[], EnvSpec], preset: str = "", **overrides: Any) -> RunConfig:
         """The whole config: defaults, then the preset's row, then what the user said."""
-        row = self.preset(preset) if preset else self.preset_for(env, spec)
+        looked: list[EnvSpec] = []
+
+        def look() -> EnvSpec:
+            looked.append(spec())
+            return looked[0]
+
+        row = self.preset(preset) if preset else self.preset_for(env, look)
         config = RunConfig(recipe=self.name, algorithm=self.algorithm, env=env, algo=self.config(), preset=row.name)
         config = with_fields(config, row.fields)
+        if looked and looked[0].mask_from == "info":  # only a reset shows it: the actors are told what it has shown
+            config = with_fields(config, {"net.action_mask": "info"})
         return with_fields(config, _actors(config, dict(overrides)))
 
 

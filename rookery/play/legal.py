@@ -1,0 +1,34 @@
+"""The mask of legal actions that a policy acts by: from the observation, or given beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rookery.core.errors import UsageError
+from rookery.core.legal import all_if_none
+from rookery.core.types import MASK, EnvSpec
+from rookery.envs.spaces import Mismatch, as_mask
+
+
+def mask_rows(spec: EnvSpec, obs: Any, given: Any, rows: int) -> dict[str, np.ndarray]:
+    """The mask of `rows` observations, as an entry of them; nothing if the policy has learnt without masks.
+
+    `given` [rows, n]: what a caller says besides; None: it is in the observations, or everything is legal.
+    """
+    if not spec.masked:
+        if given is not None:
+            raise UsageError(f"action_mask was given, and this policy has learnt without masks ({spec.id})")
+        return {}
+    if isinstance(obs, dict) and MASK in obs:
+        given = obs[MASK]
+    choices = spec.action.choices
+    if given is None:
+        if spec.mask_from == "observation":
+            raise UsageError(f"the policy reads {MASK!r} of an observation, and was given none")
+        return {MASK: np.ones((rows, sum(choices)), bool)}
+    try:
+        return {MASK: all_if_none(as_mask(given, (rows, sum(choices)), f"an {MASK}"), choices)}
+    except Mismatch as error:
+        raise UsageError(f"the policy was given {str(error).removeprefix('returned ')}") from error
