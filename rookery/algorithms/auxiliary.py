@@ -56,7 +56,7 @@ class Auxiliary:
     def add_nets(self, nets: Nets) -> None:
         body = nets["body"]
         if self.autoencoder.on:
-            nets["decoder"] = Decoder(self.spec.seen, body.code)
+            nets["decoder"] = Decoder(self.spec, body.code)
             body.cut = self.autoencoder.stop == "policy"
         if self.aux.pixel_control:
             actions = self.spec.action.choices[0]

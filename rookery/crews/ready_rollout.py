@@ -16,10 +16,10 @@ import torch
 from rookery.algorithms.base import Algorithm
 from rookery.core import tree
 from rookery.core.seeding import seed_of
-from rookery.core.types import ActorReport, ActOutput, Explore
+from rookery.core.types import MASK, ActorReport, ActOutput, Explore
 from rookery.core.unroll import Unroll
 from rookery.crews.ready_memory import LaneMemory
-from rookery.envs.gate import check_actions
+from rookery.envs.gate import check_actions, check_legal
 from rookery.nets.modules import Nets
 from rookery.roles.episodes import Episodes
 
@@ -142,6 +142,8 @@ class Rollout:
             for states in tree.leaves(out.state0):
                 states[-(-row // chunk) :, lane] = 0.0
         check_actions(out.action[:used], self.algorithm.spec.id, self.actor, self.first, 0)
+        if self.algorithm.spec.masked:
+            check_legal(out.obs[MASK], out.action[:used], out.live[:used], self.algorithm.spec, self.first)
         ends = (out.terminated | out.truncated)[:used]
         episodes = self.episodes.walk(ends, out.live[:used], self._points[:used])
         self.episodes.live, self.open = self.live.copy(), False

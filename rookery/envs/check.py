@@ -7,20 +7,24 @@ that may crash or hang is checked from a process of its own by the caller.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from rookery.core.config import AtariConfig, NetConfig
 from rookery.core.errors import RookeryError
 from rookery.core.frames import with_frames
-from rookery.core.types import ActionSpec, EnvSpec, Leaf
+from rookery.core.legal import random_legal
+from rookery.core.types import MASK, ActionSpec, EnvSpec, Leaf
 from rookery.envs.gate import find_nonfinite
 from rookery.envs.lanes import LaneFault, Lanes, SyncLanes
 from rookery.envs.last import LastLanes
 from rookery.envs.make import Config, make, make_single
+from rookery.envs.masks import MaskInInfo, Masks
+from rookery.envs.spaces import Actions, as_mask
 from rookery.envs.vector import MaskedLanes
 
 SEED = 1
@@ -41,6 +45,8 @@ class Report:
     deterministic: bool | None = None  # the same seeds and actions give the same rows
     finite: bool = True  # no NaN or infinity was seen
     in_space: bool | None = None  # observations of a single environment lie in its space; None: not checked
+    mask_from: str = ""  # where it says which actions are legal: observation, method or info; empty: it does not
+    legal: float = 1.0  # share of the choices that was legal, on average
     restorable: bool = False  # get_state and set_state restore exactly: a resumed run is bit-exact
     steps: int = 0  # environment steps played, of all lanes
     episodes: int = 0
@@ -67,6 +73,10 @@ class Report:
         if self.action is not None:
             size = self.action.size if self.action.kind == "box" else "x".join(map(str, self.action.choices))
             out.append(f"  action: {self.action.kind} {size}")
+            if self.mask_from:
+                where = {"observation": f"the observation {MASK!r}", "info": f"info[{MASK!r}]"}
+                told = where.get(self.mask_from, "the method action_masks()")
+                out.append(f"  legal actions: {told}; {self.legal:.0%} of the choices are legal on average")
             out.append(f"  resets: {self.reset_mode}; {_said(self.convention, 'exact', 'BROKEN')}")
             out.append(f"  same seed, same rows: {_said(self.deterministic, 'yes', 'no')}")
             out.append(f"  finite: {_said(self.finite, 'yes', 'NO')}")
@@ -89,12 +99,26 @@ def _said(value: bool | None, yes: str, no: str) -> str:
     return "not looked at" if value is None else yes if value else no
 
 
+@dataclass(frozen=True)
+class _WithMask:
+    """A config by which the mask in `info` is read."""
+
+    env: str
+    env_kwargs: dict[str, Any]
+    atari: AtariConfig
+    net: NetConfig
+
+
 def check(config: Config, steps: int = 1000, lanes: int = 4) -> Report:
     """Play about `steps` steps at random, twice, and report. Never raises for the environment's faults."""
     report = Report(config.env, lanes=lanes)
     rows = max(steps // lanes, 2)
     try:
-        first = _together(config, report, rows)
+        try:
+            first = _together(config, report, rows)
+        except MaskInInfo:
+            config = _WithMask(config.env, config.env_kwargs, config.atari, replace(config.net, action_mask="info"))
+            first = _together(config, report, rows)
         if first is not None:
             report.deterministic = first == _again(config, rows, lanes)
             _alone(config, report, rows)
@@ -111,13 +135,13 @@ def _together(config: Config, report: Report, rows: int) -> list[bytes] | None:
     """Play the lanes, fill in what they show, and return a digest per row; None if that was not possible."""
     envs = make(config, report.lanes)
     try:
-        report.obs, report.action = envs.spec.obs, envs.spec.action
+        report.obs, report.action, report.mask_from = envs.spec.obs, envs.spec.action, envs.spec.mask_from
         report.reset_mode = _mode(envs)
         play = _Play(envs, report)
         digests = play.rows(rows)
         report.vector_speed = rows * envs.count / max(play.seconds, 1e-9)
         play.summarise()
-        report.restorable = _restorable(envs, report)
+        report.restorable = _restorable(envs, play.obs, report)
         return digests
     finally:
         envs.close()
@@ -142,15 +166,18 @@ class _Play:
         self.seconds = 0.0  # spent in the environments
         self.largest = {"observations": 0.0, "rewards": 0.0}
         report.convention = True
-        self.first = _digest(*envs.reset([SEED + lane for lane in range(envs.count)]).values())
+        self.obs = envs.reset([SEED + lane for lane in range(envs.count)])
+        self.legal: list[float] = []
+        self.first = _digest(*self.obs.values())
 
     def rows(self, count: int) -> list[bytes]:
         return [self.first, *(self.row() for _ in range(count))]
 
     def row(self) -> bytes:
-        action = random_actions(self.envs.spec, self.envs.count, self.rng)
+        action = random_actions(self.envs.spec, self.envs.count, self.rng, self.obs)
         started = perf_counter()
         obs, reward, terminated, truncated = self.envs.step(action)
+        self.obs = obs
         self.seconds += perf_counter() - started
         ends = terminated | truncated
         bad = find_nonfinite({name: x[None] for name, x in obs.items()}, reward[None])
@@ -168,6 +195,8 @@ class _Play:
             self.done.append((float(self.total[lane]), int(self.length[lane])))
             self.total[lane], self.length[lane] = 0.0, 0
         self.live = ~ends
+        if self.envs.spec.masked and self.live.any():
+            self.legal.append(float(obs[MASK][self.live].mean()))
         vectors = [np.abs(obs[name]).max() for name, leaf in self.envs.spec.obs.items() if leaf.kind == "vector"]
         self.largest["observations"] = max(self.largest["observations"], *vectors, 0.0)
         self.largest["rewards"] = max(self.largest["rewards"], float(np.abs(reward).max()))
@@ -176,6 +205,7 @@ class _Play:
     def summarise(self) -> None:
         report = self.report
         report.episodes = len(self.done)
+        report.legal = float(np.mean(self.legal)) if self.legal else 1.0
         if self.done:
             report.mean_return, report.mean_length = (float(x) for x in np.mean(self.done, axis=0))
         for what, largest in self.largest.items():
@@ -183,8 +213,13 @@ class _Play:
                 report.warnings.append(f"{what} reach {largest:.3g}; normalise or scale them, or learning will suffer")
 
 
-def random_actions(spec: EnvSpec, lanes: int, rng: np.random.Generator) -> np.ndarray:
+def random_actions(
+    spec: EnvSpec, lanes: int, rng: np.random.Generator, obs: dict[str, np.ndarray] | None = None
+) -> np.ndarray:
+    """Any of the actions that are legal by `obs`; without it, any."""
     action = spec.action
+    if obs is not None and spec.masked:
+        return random_legal(obs[MASK], action.choices, rng).reshape(lanes, *action.shape)
     if action.kind == "box":
         return rng.uniform(-1.0, 1.0, (lanes, action.size)).astype(np.float32)
     return rng.integers(np.array(action.choices).reshape(action.shape), size=(lanes, *action.shape))
@@ -207,16 +242,19 @@ def _mode(envs: Lanes) -> str:
     return "next-step, by the environment's own vector version"
 
 
-def _restorable(envs: Lanes, report: Report) -> bool:
-    """Continue from a state twice and compare."""
-    state = envs.get_state()
+def _restorable(envs: Lanes, obs: dict[str, np.ndarray], report: Report) -> bool:
+    """Continue from a state twice and compare; `obs` is what the lanes have shown last."""
+    obs, state = {name: column.copy() for name, column in obs.items()}, envs.get_state()
     if state is None:
         return False
-    actions = [random_actions(envs.spec, envs.count, np.random.default_rng(row)) for row in range(20)]
     futures = []
     for _ in range(2):
         envs.set_state(state)
-        futures.append([_digest(*obs.values(), *rest) for obs, *rest in map(envs.step, actions)])
+        rng, shown, rows = np.random.default_rng(0), obs, []
+        for _ in range(20):
+            shown, *rest = envs.step(random_actions(envs.spec, envs.count, rng, shown))
+            rows.append(_digest(*shown.values(), *rest))
+        futures.append(rows)
     if futures[0] != futures[1]:
         report.errors.append("get_state and set_state do not restore exactly: something is missing from the state")
     return futures[0] == futures[1]
@@ -231,7 +269,7 @@ def _alone(config: Config, report: Report, rows: int) -> None:
         return
     report.time_limit = _time_limit(env)
     try:
-        outside, seconds = _walk(env, rows)
+        outside, seconds = _walk(env, rows, report)
     except (Exception, SystemExit) as error:
         report.errors.append(with_frames(f"raised when stepped by itself: {type(error).__name__}: {error}", error))
         return
@@ -257,21 +295,41 @@ def _time_limit(env: Any) -> int:
     return min(found, default=0)
 
 
-def _walk(env: gymnasium.Env, rows: int) -> tuple[list[str], float]:
+def _walk(env: gymnasium.Env, rows: int, report: Report) -> tuple[list[str], float]:
     """Observations outside the space, in words, and the seconds that the steps took."""
     env.action_space.seed(SEED)
-    env.reset(seed=SEED)
+    chooser = _Chooser(env, report)
+    obs, info = env.reset(seed=SEED)
     outside, seconds = [], 0.0
     for _ in range(rows):
-        action = env.action_space.sample()
+        action = chooser.action(obs, info)
         started = perf_counter()
-        obs, _, terminated, truncated, _ = env.step(action)
+        obs, _, terminated, truncated, info = env.step(action)
         seconds += perf_counter() - started
         if not env.observation_space.contains(obs):
             outside.append(repr(obs)[:200])
         if terminated or truncated:
-            env.reset()
+            obs, info = env.reset()
     return outside, seconds
+
+
+class _Chooser:
+    """Random actions in the environment's own terms, legal ones if it says which these are."""
+
+    def __init__(self, env: gymnasium.Env, report: Report):
+        assert report.action is not None
+        self.env, self.masked, self.rng = env, bool(report.mask_from), np.random.default_rng(SEED)
+        self.spec = EnvSpec(report.env, report.obs, report.action, mask_from=report.mask_from)  # type: ignore[arg-type]
+        self.masks, self.actions = Masks(self.spec, "off"), Actions(env.action_space, report.env)
+
+    def action(self, obs: Any, info: Any) -> Any:
+        if not self.masked:
+            return self.env.action_space.sample()
+        row = np.zeros((1, *self.spec.obs[MASK].shape), bool)
+        if self.spec.mask_from == "observation":
+            row[0] = as_mask(obs[MASK], row[0].shape)
+        self.masks.read(row[0], self.env, info)
+        return self.actions.batch(random_actions(self.spec, 1, self.rng, {MASK: row}))[0]
 
 
 def _advise(report: Report) -> None:
@@ -281,5 +339,10 @@ def _advise(report: Report) -> None:
         report.warnings.append(f"no episode ended in {report.steps} steps; if none ever does, set a time limit")
     if report.action is not None and any(bound is None for bound in report.action.low + report.action.high):
         report.warnings.append("actions are not bounded on all sides; such dimensions are passed on unscaled")
+    if report.action is not None and report.action.kind != "box" and MASK in report.obs and not report.mask_from:
+        report.warnings.append(
+            f"the observation {MASK!r} is no mask of legal actions: with {sum(report.action.choices)} choices it would "
+            "be as many numbers that are 0 or 1"
+        )
     if 0 < report.single_speed < SLOW:
         report.warnings.append(f"{report.single_speed:.0f} steps/s is slow: use many actors")

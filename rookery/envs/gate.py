@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from rookery.core.errors import NumericError
+from rookery.core.errors import LearnerError, NumericError
+from rookery.core.legal import includes
+from rookery.core.types import EnvSpec
 from rookery.envs.lanes import LaneFault, Step
 
 
@@ -100,6 +102,18 @@ def check_actions(action: np.ndarray, env: str, actor: int, first_lane: int, unr
         f"the policy chose {action[row, lane]} in environment {env} (actor {actor}, lane {first_lane + lane}, unroll "
         f"{unroll}): it has diverged; the last good checkpoint was kept. Lower the step sizes, or scale the rewards"
     )
+
+
+def check_legal(mask: np.ndarray, action: np.ndarray, live: np.ndarray, spec: EnvSpec, first_lane: int) -> None:
+    """LearnerError if an action [R, B, ...] of a live row is one that mask [R(+1), B, n] forbids."""
+    wrong = live & ~includes(mask[: len(action)], action, spec.action.choices)
+    if wrong.any():
+        row, lane = (int(i) for i in np.argwhere(wrong)[0])
+        raise LearnerError(
+            f"the policy chose {action[row, lane]} in environment {spec.id} (lane {first_lane + lane}), which is not "
+            "legal by its action mask: the algorithm does not apply masks. In one of your own make the head with "
+            "`masked=spec.masked` and use `head.params(features, obs)`; or set net.action_mask to 'off'"
+        )
 
 
 def _floats(part: Any, name: str) -> list[tuple[str, np.ndarray]]:

@@ -160,7 +160,7 @@ def mask_leaf(action: ActionSpec) -> Leaf:
 def fits(space: Space, action: ActionSpec) -> bool:
     """Whether an observation can be a mask of these actions: as many numbers that are 0 or 1 as there are choices."""
     choices = action.choices
-    shapes = [(sum(choices),)] + [(len(choices), choices[0])] * (len(set(choices)) == 1)
+    shapes = {(sum(choices),)} | ({(len(choices), choices[0])} if len(set(choices)) == 1 else set())
     binary = (
         isinstance(space, spaces.MultiBinary)
         or (isinstance(space, spaces.Box) and bool((space.low == 0).all() and (space.high == 1).all()))

@@ -174,7 +174,9 @@ class MaskedLanes(VectorLanes):
         if not before.any():
             obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(batch))
             return self._row(self._read(obs), reward, terminated, truncated, info)
-        self._mask_reset(before)
+        shown, begun = self._mask_reset(before)
+        if self._masks.on:  # what was chosen on a final observation may be illegal in the new episode
+            batch = self._actions.batch(np.where(self._of_lanes(before), self._first_legal(shown, begun), action))
         obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(batch))
         obs = {name: column.copy() for name, column in self._read(obs).items()}
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
@@ -183,6 +185,17 @@ class MaskedLanes(VectorLanes):
         for name, column in obs.items():
             column[before] = shown[name][before]
         return self._row(obs, reward, terminated, truncated, info, fresh)
+
+    def _of_lanes(self, lanes: np.ndarray) -> np.ndarray:
+        """[B] beside actions [B, *shape]."""
+        return lanes.reshape(-1, *[1] * len(self.spec.action.shape))
+
+    def _first_legal(self, obs: dict[str, np.ndarray], info: Any) -> np.ndarray:
+        """A legal action of each lane, [B, *shape]."""
+        told = self._call("action_masks", lambda: self._masks.told(obs, self.env, info, self.count))
+        mask, choices = self._masks.settled(told, self._ended)[0], self.spec.action.choices
+        parts = np.split(mask, np.cumsum(choices)[:-1], axis=1)
+        return np.stack([part.argmax(1) for part in parts], 1).reshape(self.count, *self.spec.action.shape)
 
     def _mask_reset(self, mask: np.ndarray) -> tuple[dict[str, np.ndarray], Any]:
         # A new dict and mask each time: gymnasium takes the options apart.

@@ -55,6 +55,7 @@ class Decoder(nn.Module):
 
     def __init__(self, spec: EnvSpec, latent: int, hidden: int = HIDDEN, newest: bool = True):
         super().__init__()
+        spec = spec.seen
         self.leaves = spec.obs
         self.newest = {key for key, leaf in spec.obs.items() if newest and leaf.stack > 1}
         self.decoders = Modules(self._decoder(key, latent, hidden) for key in spec.obs)

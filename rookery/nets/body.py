@@ -39,7 +39,7 @@ class Body(nn.Module):
         self.cut = False  # no gradient passes from behind the code to the encoder
         self.frozen = False  # the encoder has no gradient at all
         self._parts = (torso, self.latent, self.core)  # what a step needs, without its lookups
-        self._key, leaf = next(iter(spec.obs.items()))
+        self._key, leaf = next(iter(spec.seen.obs.items()))
         self._axes = len(leaf.shape)
 
     def initial(self, lanes: int) -> Tree:

@@ -30,10 +30,9 @@ class Forward(NamedTuple):
 
 def actor_critic(spec: EnvSpec, net: NetConfig, latent: int = 0) -> Nets:
     """The entry "value_body" is absent where policy and value share features. `latent`: see `Body`; of the policy's."""
-    nets, masked, spec = Nets({"normalizer": ObsNormalizer(spec, net.normalize_obs)}), spec.masked, spec.seen
+    nets = Nets({"normalizer": ObsNormalizer(spec, net.normalize_obs)})
     nets["body"] = Body(spec, net, make_torso(spec, net), latent)
-    nets["policy"] = policy_head(spec.action, nets["body"].features, net)
-    nets["policy"].masked = masked
+    nets["policy"] = policy_head(spec.action, nets["body"].features, net, spec.masked)
     if not is_shared(spec, net):
         nets["value_body"] = Body(spec, net, make_torso(spec, net))
     nets["value"] = ValueHead((nets["value_body"] if "value_body" in nets else nets["body"]).features)

@@ -80,11 +80,12 @@ class PolicyHead(nn.Module):
         raise NotImplementedError
 
 
-def policy_head(action: ActionSpec, features: int, net: NetConfig) -> PolicyHead:
-    if action.kind == "discrete":
-        return Categorical(features, action.choices[0])
-    if action.kind == "multi":
-        return MultiCategorical(features, action.choices)
+def policy_head(action: ActionSpec, features: int, net: NetConfig, masked: bool = False) -> PolicyHead:
+    if action.kind in ("discrete", "multi"):
+        one = action.kind == "discrete"
+        head = Categorical(features, action.choices[0]) if one else MultiCategorical(features, action.choices)
+        head.masked = masked
+        return head
     if action.kind != "box":
         raise UsageError(f"there is no policy for actions of kind {action.kind!r}; discrete, multi and box have one")
     cls = SquashedGaussian if net.squash else Gaussian

@@ -37,10 +37,10 @@ TRUNK_SCALE = 1 / math.sqrt(2)
 
 def q_nets(spec: EnvSpec, net: NetConfig, head: Callable[[int], nn.Module], epsilon: float) -> Nets:
     """`head` makes the head for a number of features."""
-    torso = make_torso(spec.seen, net)
+    torso = make_torso(spec, net)
     if not net.module:
         uniform(torso)
-    nets = Nets({"normalizer": ObsNormalizer(spec, net.normalize_obs), "body": Body(spec.seen, net, torso)})
+    nets = Nets({"normalizer": ObsNormalizer(spec, net.normalize_obs), "body": Body(spec, net, torso)})
     nets["q"] = head(nets["body"].features)
     nets["epsilon"] = Epsilon(epsilon)
     for name in ONLINE:

@@ -34,8 +34,9 @@ PLAIN = ("vector", "float32", 1)  # kind, dtype and axes of an observation that 
 def make_torso(spec: EnvSpec, net: NetConfig) -> Any:
     """The torso that `net` asks for: ours, or the class named in `net.module`, called as Class(spec, net).
 
-    It is an nn.Module with an attribute `features`.
+    It is an nn.Module with an attribute `features`. It does not see which actions are legal.
     """
+    spec = spec.seen
     if not net.module:
         return Torso(spec, net)
     path, _, name = net.module.partition(":")

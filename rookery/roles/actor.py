@@ -18,9 +18,9 @@ from rookery.algorithms.base import Algorithm
 from rookery.core import tree
 from rookery.core.errors import EnvError
 from rookery.core.seeding import seed_of
-from rookery.core.types import ActorReport, ActOutput, Episode, Explore
+from rookery.core.types import MASK, ActorReport, ActOutput, Episode, Explore
 from rookery.core.unroll import Unroll, live_steps
-from rookery.envs.gate import check_actions, check_finite, check_row, nonfinite_lane, watch
+from rookery.envs.gate import check_actions, check_finite, check_legal, check_row, nonfinite_lane, watch
 from rookery.envs.lanes import LaneFault, Lanes
 from rookery.nets.modules import Nets
 from rookery.roles.episodes import Episodes
@@ -122,6 +122,8 @@ class Actor:
         np.logical_not(ends[:-1], out=out.live[1:rows])
         out.live[rows:] = False
         self._check_actions(out.action)
+        if (spec := self.lanes.spec).masked:
+            check_legal(out.obs[MASK], out.action, out.live, spec, self.first_lane)
         episodes = self._ended + self.episodes.walk(ends, out.live[:rows], points[:rows])
         self._ended = []
         return ActorReport(live_steps(out, rows), episodes, cut=rows < (self.plan.steps or self.plan.unroll))

@@ -24,7 +24,7 @@ from rookery.algorithms.registry import config_of, fields_of
 from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, UsageError
 from rookery.core.machine import Machine, amount
-from rookery.core.types import ActionSpec, EnvSpec, Leaf
+from rookery.core.types import MASK, ActionSpec, EnvSpec, Leaf
 from rookery.metrics.ledger import Ledger
 from rookery.nets.modules import Nets
 from rookery.roles.learner import Learner
@@ -321,6 +321,7 @@ def decode_spec(blob: bytes, where: Any) -> EnvSpec:
     try:
         spec = msgspec.json.decode(blob, type=EnvSpec)
         problem = _odd_action(spec.action) or next(filter(None, map(_odd_leaf, spec.obs.values())), "")
+        problem = problem or _odd_mask(spec)
         if not spec.obs or len(spec.obs) > 10_000:
             problem = f"{len(spec.obs)} observations"
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -328,6 +329,15 @@ def decode_spec(blob: bytes, where: Any) -> EnvSpec:
     if problem:
         raise CheckpointError(f"{where} cannot be used: {problem}; restore it from a copy")
     return spec
+
+
+def _odd_mask(spec: EnvSpec) -> str:
+    """Masks are one entry with a name of its own, which fits the actions."""
+    named = {name: leaf for name, leaf in spec.obs.items() if leaf.kind == "mask"}
+    fits = Leaf((sum(spec.action.choices),), "bool", "mask")
+    if named and (spec.action.kind == "box" or named != {MASK: fits} or not spec.seen.obs):
+        return f"a mask of actions in {', '.join(named)[:200]} that does not fit them"
+    return f"masks from {spec.mask_from}, and no mask" if spec.mask_from and not named else ""
 
 
 def _odd_leaf(leaf: Leaf) -> str:
