@@ -18,8 +18,11 @@ __all__ = ["console", "count", "escape", "facts", "number", "only_answer", "warn
 
 def console(piped: int = 400) -> Console:
     """Standard output, as it is now; `piped` columns where it is no terminal, so that paths are not broken."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else piped
-    return Console(file=sys.stdout, highlight=False, emoji=False, width=width)  # zoo:snake is an id, no picture
+    terminal = sys.stdout.isatty()
+    width = None if terminal or "COLUMNS" in os.environ else piped
+    forced = None if terminal else False  # FORCE_COLOR, which notebooks set, would also let a spinner turn in a file
+    # No emoji: zoo:snake is an id.
+    return Console(file=sys.stdout, highlight=False, emoji=False, width=width, force_terminal=forced)
 
 
 def escape(text: str) -> str:

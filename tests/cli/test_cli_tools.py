@@ -37,6 +37,13 @@ def test_check_env_reports_a_good_environment(capsys):
     assert "CartPole-v1: ready to train on" in text and "vector (4,) float32" in text
 
 
+def test_no_spinner_turns_in_a_file(capsys, monkeypatch):
+    """FORCE_COLOR is set by notebooks for the programs that they start."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["check-env", "CartPole-v1", "--steps", "40"]) == 0
+    assert "\033" not in capsys.readouterr().out
+
+
 def test_check_env_as_json_is_the_report_and_nothing_else(capfd):
     words = ["--steps", "200", "--env-kwargs", '{"max_episode_steps": 5}', "--json"]
     assert main(["check-env", "CartPole-v1", *words]) == 0
