@@ -78,7 +78,7 @@ def test_a_recipe_of_another_package_trains_in_processes_and_with_memory(tmp_pat
         "own.reinforce:RECIPE", env="own.corridor:make", net=net, env_steps=1_500, quiet=True, out="runs/a", **where
     )
     assert run.config.recipe == "reinforce" and run.summary["updates"] == 2
-    action, _ = rookery.load(run.path, trust=("own",)).act([0.2])
+    action, _ = rookery.load(run.path, trust=("own",)).predict([0.2])
     assert action in (0, 1)
 
 

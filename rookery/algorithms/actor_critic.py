@@ -95,6 +95,11 @@ class ActorCritic(Algorithm):
         extras = {"value": nets["value"](features)} if "value" in self.published else {}
         return ActOutput(action, logp, state, extras)
 
+    def quantities(self, nets: Nets, obs: Tree, state: Tree, output: ActOutput) -> dict[str, torch.Tensor]:
+        seen = nets["normalizer"].forward(obs)
+        body, memory = (nets["value_body"], {}) if "value_body" in nets else (nets["body"], state)
+        return {"logp": torch.as_tensor(output.logp), "value": nets["value"](body.step(seen, memory)[0])}
+
     # Learning
 
     def queue_plan(self, queue: QueueConfig) -> Queue | Mix:

@@ -52,6 +52,14 @@ class Algorithm(ABC):
     def act(self, nets: Nets, obs: Tree, state: Tree, explore: Explore | None) -> ActOutput:
         """One step for a batch of environments, without gradient; greedy when `explore` is None."""
 
+    def quantities(self, nets: Nets, obs: Tree, state: Tree, output: ActOutput) -> dict[str, torch.Tensor]:
+        """What is known of observations [B, ...] and of what `act` returned for them, for people who ask for it.
+
+        "logp" [B]: of the actions; "value" [B]: of the observations; "q": values of every action [B, A], or of the
+        action taken [B] if actions are boxes. `state` is the one that `act` was given.
+        """
+        return {}
+
     @abstractmethod
     def losses(self, nets: Nets, batch: Any) -> LossOutput: ...
 

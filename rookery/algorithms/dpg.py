@@ -193,6 +193,12 @@ class DPG(Algorithm):
                 extras = dict(zip(("q", "q_max"), both.chunk(2)))
         return ActOutput(action, np.zeros(len(action), np.float32), new_state, extras)
 
+    def quantities(self, nets: Nets, obs: Tree, state: Tree, output: ActOutput) -> dict[str, torch.Tensor]:
+        obs, policy, critic = nets["normalizer"](obs), nets["policy"], nets["critic"]
+        seen, known = (net.step(obs, state.get(name, {}))[0] for name, net in (("critic", critic), ("policy", policy)))
+        actions = {"q": torch.as_tensor(output.action), "value": policy.action(known)}
+        return {name: critic.mean(critic.value(seen, action)) for name, action in actions.items()}
+
     def _explored(self, nets: Nets, greedy: torch.Tensor, state: Tree, explore: Explore) -> tuple[torch.Tensor, Tree]:
         """The action taken, always within [-1, 1], and the state with the noise that goes on."""
         if self.config.random_start and nets["random_start"].on:

@@ -57,6 +57,7 @@ from rookery.ops.explore import epsilon_ladder
 from rookery.ops.legal import only_legal
 from rookery.ops.priority import mixed
 from rookery.ops.qlearning import at_action, huber, nstep, td_target
+from rookery.ops.rescale import unrescaled
 from rookery.ops.returns import discounts
 from rookery.ops.schedule import linear
 from rookery.ops.value import value_loss
@@ -172,12 +173,7 @@ class DQN(Algorithm):
         noise = None
         if self._noise and explore is not None:  # every environment has a noise of its own
             noise = factors(len(tree.leaves(obs)[0]), self._noise, generator=explore.rng)
-        if quick := self._quick.of(nets):
-            values = quick.values(obs, noise)
-        else:
-            x, state = nets["body"].step(nets["normalizer"].forward(obs), state)
-            head = nets["q"]
-            values = head.means(head.forward(x, noise)).detach().numpy()
+        values, state = self._values(nets, obs, state, noise)
         # From here in numpy: for a handful of rows, calls of torch cost more than their arithmetic.
         legal = obs[MASK].numpy() if self._masked else None
         if legal is not None:
@@ -191,6 +187,19 @@ class DQN(Algorithm):
         if self.actor_priorities:
             extras = {"q": torch.from_numpy(values[self._rows, action]), "q_max": torch.from_numpy(values.max(1))}
         return ActOutput(action, self._logp, state, extras)
+
+    def _values(self, nets: Nets, obs: Tree, state: Tree, noise: torch.Tensor | None) -> tuple[np.ndarray, Tree]:
+        """Of all actions, [B, A], as they are learnt; and the next recurrent state."""
+        if quick := self._quick.of(nets):
+            return quick.values(obs, noise), state
+        x, state = nets["body"].step(nets["normalizer"].forward(obs), state)
+        return nets["q"].means(nets["q"].forward(x, noise)).detach().numpy(), state
+
+    def quantities(self, nets: Nets, obs: Tree, state: Tree, output: ActOutput) -> dict[str, torch.Tensor]:
+        q = torch.from_numpy(self._values(nets, obs, state, None)[0])
+        if self.config.rescale:
+            q = unrescaled(q)
+        return {"q": q, "value": (only_legal(q, obs[MASK]) if self._masked else q).amax(1)}
 
     def _epsilon(self, nets: Nets, explore: Explore) -> float | np.ndarray:
         if self._ladder is None:

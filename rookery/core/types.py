@@ -83,6 +83,11 @@ class ActionSpec:
             scaled = np.where(bounded, low + (action + 1) / 2 * (high - low), action)
         return np.clip(scaled, low, high).astype(np.float32)
 
+    def to_gym(self, action: np.ndarray) -> np.ndarray:
+        """Actions [B, *shape] as `to_env`, boxes in the shape of the environment's own."""
+        action = self.to_env(action)
+        return action.reshape(-1, *self.box_shape) if self.kind == "box" else action
+
 
 @dataclass(frozen=True)
 class EnvSpec:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from rookery.core import tree
 from rookery.core.errors import EnvError, UsageError
 from rookery.core.legal import random_legal
 from rookery.core.seeding import seed_of
 from rookery.core.types import MASK, ActionSpec
 from rookery.envs.lanes import LaneFault, Lanes
+from rookery.play.memory import forgotten
 from rookery.play.policy import Policy
 
 
@@ -82,8 +82,7 @@ def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bo
         total += reward
         length += live
         if not live.all():  # the row after an end was a reset: the recurrent state is zeroed
-            keep = torch.from_numpy(live)
-            state = tree.map(lambda x: x * keep.view(-1, *[1] * (x.dim() - 1)), state)  # noqa: B023
+            state = forgotten(state, ~live)
         ends = terminated | truncated
         infos = lanes.take_infos() if lanes.metrics else None
         for lane in np.flatnonzero(ends):
@@ -108,7 +107,7 @@ def _names(told: list[dict[str, float]]) -> list[str]:
 
 
 def _mixed(
-    action: np.ndarray, epsilon: float, spec: ActionSpec, dice: np.random.Generator, mask: np.ndarray | None
+    action: np.ndarray, epsilon: float, spec: ActionSpec, dice: np.random.Generator, mask: np.ndarray | None = None
 ) -> np.ndarray:
     """Actions [B, *shape], each replaced with probability epsilon by a uniform draw of those that `mask` allows."""
     random = dice.random(len(action)) < epsilon

@@ -2,7 +2,7 @@
 
     policy = rookery.load("runs/a")
     state = None
-    action, state = policy.act(obs, state)
+    action, state = policy.predict(obs, state)
 
 Loading reads safetensors and JSON; it runs no code of the run's environment.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,18 +21,33 @@ from rookery.algorithms.registry import build_algorithm
 from rookery.core import tree
 from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, UsageError
-from rookery.core.types import MASK, EnvSpec, Explore, Tree
-from rookery.envs.last import Last
+from rookery.core.seeding import seed_of
+from rookery.core.types import ActOutput, EnvSpec, Explore, Tree
+from rookery.envs.last import ACTION, REWARD, Last
 from rookery.play.legal import mask_rows
-from rookery.play.observation import check_integers, counted, entries
+from rookery.play.memory import check_state, forgotten, per_row, starts_of
+from rookery.play.observation import read
+from rookery.play.prediction import Prediction
 from rookery.storage import checkpoint
 from rookery.storage import folder as folders
 from rookery.storage.stored import check_sizes, check_values, decode_spec, read_config
 
+LAST = (ACTION, REWARD)
 CHOICES = ("newest", "best")  # of the checkpoints of a run
 
 
+class _Step(NamedTuple):
+    single: bool
+    rows: dict[str, np.ndarray]  # what the networks were given
+    before: Tree
+    output: ActOutput
+    action: Any  # as the environment takes it
+    after: Tree | None
+
+
 class Policy:
+    """A policy that acts: see `predict`. `rookery.load` makes one from a run or a checkpoint."""
+
     notes: tuple[str, ...] = ()  # why this is another checkpoint than was asked for
 
     def __init__(self, config: RunConfig, spec: EnvSpec, saved: checkpoint.Checkpoint):
@@ -53,6 +68,11 @@ class Policy:
         except RuntimeError as error:
             raise CheckpointError(f"{saved.path} does not fit its own config.json: {error}") from error
         self.nets.eval()
+        self.seed(config.seed)
+
+    def __repr__(self) -> str:
+        at = f"{self.config.recipe} on {self.spec.id} after {self.env_steps:,} steps"
+        return f"<Policy {at}: {_outline(self.spec)}>"
 
     def check_fits(self, spec: EnvSpec) -> None:
         """Refuse an environment with other observations or actions than the policy has learnt from."""
@@ -65,80 +85,99 @@ class Policy:
     def initial_state(self, lanes: int) -> Tree:
         return self.algorithm.initial_state(self.nets, lanes)
 
-    @torch.inference_mode()
-    def act_batch(self, obs: Any, state: Tree, explore: torch.Generator | None = None, action_mask: Any = None) -> Any:
-        """Actions [B, ...] in Rookery's own form (`spec_action` converts one) for observations [B, ...]; next state.
+    def seed(self, seed: int) -> None:
+        """Start the random numbers of `deterministic=False` again."""
+        self._draws = torch.Generator().manual_seed(seed_of(seed, "predict"))
 
-        Observations are an array, or dicts and tuples of arrays: nested as the environment has them, or flat as lanes
-        return them. Integers are counted from 0, wherever the environment begins.
-        `action_mask` [B, n] says which actions are legal, if the observations do not; None: all are.
+    def predict(
+        self, obs: Any, state: Tree | None = None, deterministic: bool = True, *, episode_start: Any = None,
+        reward: Any = 0.0, action_mask: Any = None, generator: torch.Generator | None = None,
+    ) -> tuple[Any, Tree | None]:  # fmt: skip
+        """The action for an observation, or the actions for a batch of them, and the state for the next call.
+
+        `obs`: as the Gymnasium environment has it: an array, tensor or list, or dicts and tuples of these; a batch has
+        one axis more. Actions are what `env.step` takes: boxes within their bounds.
+        `state`: what the last call returned; None begins episodes. Policies without memory return None.
+        `deterministic`: the likeliest action, or the one of the highest value; else it is drawn as in training, from
+        `generator` or from numbers that `seed` starts.
+        `episode_start`: of each row of a batch, whether an episode begins there: its state is forgotten.
+        `reward`: of the last step; only runs with net.feed_last look at it.
+        `action_mask`: which actions are legal (`info["action_mask"]`, or what `action_masks()` returned), if the
+        observation does not say so; None: all are.
+
+            >>> policy = rookery.load(run)
+            >>> action, state = policy.predict([0.0, 0.1, 0.0, -0.1])
+            >>> actions, state = policy.predict(numpy.zeros((3, 4)), deterministic=False)
+            >>> actions.shape
+            (3,)
         """
-        rows = {name: torch.from_numpy(each) for name, each in self._rows(obs, action_mask).items()}
-        noise = None
-        if explore is not None:  # environments take turns on a ladder of epsilons or noises
-            noise = Explore(explore, np.arange(len(tree.leaves(rows)[0])) % self.config.lanes)
-        output = self.algorithm.act(self.nets, rows, state, noise)
+        done = self._step(obs, state, deterministic, episode_start, reward, action_mask, generator)
+        return done.action, done.after
+
+    def explain(
+        self, obs: Any, state: Tree | None = None, deterministic: bool = True, *, episode_start: Any = None,
+        reward: Any = 0.0, action_mask: Any = None, generator: torch.Generator | None = None,
+    ) -> Prediction:  # fmt: skip
+        """As `predict`, with what the policy knows besides: `value`, `logp` and `q`, as far as its algorithm has them.
+
+        >>> found = rookery.load(run).explain([0.0, 0.1, 0.0, -0.1])
+        >>> found.has
+        ('logp', 'value')
+        >>> found.action in (0, 1) and found.logp <= 0
+        True
+        """
+        done = self._step(obs, state, deterministic, episode_start, reward, action_mask, generator)
+        with torch.inference_mode():
+            known = self.algorithm.quantities(self.nets, tree.to_torch(done.rows), done.before, done.output)
+        numbers = {name: x.numpy()[0] if done.single else x.numpy() for name, x in known.items()}
+        return Prediction(done.action, done.after, numbers, type(self.algorithm).__name__)
+
+    def _step(
+        self, obs: Any, state: Tree | None, deterministic: bool, episode_start: Any, reward: Any, action_mask: Any,
+        generator: torch.Generator | None,
+    ) -> _Step:  # fmt: skip
+        fed = self.config.net.feed_last
+        found = read(obs, self.spec.seen, LAST if fed else ())
+        before = self._before(state, found.size, episode_start)
+        rows = found.rows | mask_rows(self.spec, obs, action_mask, found.size, found.single)
+        if fed:
+            last = Last(self.spec, found.size, self.spec.clipped)
+            if state is not None:
+                last.write(before["last_action"], per_row("reward", reward, found.size, np.float32))
+                last.forget(starts_of(episode_start, found.size))
+            rows |= last.leaves()
+            before = before["core"]
+        output = self.act_rows(rows, before, None if deterministic else generator or self._draws)
+        after = {"core": output.state, "last_action": np.asarray(output.action).copy()} if fed else output.state
+        action: Any = self.spec.action.to_gym(np.asarray(output.action))
+        if found.single:
+            action = int(action[0]) if self.spec.action.kind == "discrete" else action[0]
+        return _Step(found.single, rows, before, output, action, after or None)
+
+    def _before(self, state: Tree | None, count: int, episode_start: Any) -> Tree:
+        """The state that a step starts from, zero where an episode begins; UsageError for one of another form."""
+        fresh = self.initial_state(count)
+        if self.config.net.feed_last:
+            fresh = {"core": fresh, "last_action": np.zeros((count, *self.spec.action.shape), self.spec.action.dtype)}
+        starts = starts_of(episode_start, count)
+        if state is None:
+            return fresh
+        check_state(state, fresh, count)
+        return forgotten(state, starts) if starts.any() else state
+
+    def act_batch(self, obs: dict[str, np.ndarray], state: Tree, explore: torch.Generator | None = None) -> Any:
+        """Actions [B, ...] in Rookery's form for observations as lanes return them, and the next state."""
+        rows = {name: np.ascontiguousarray(obs[name], leaf.dtype) for name, leaf in self.spec.obs.items()}
+        output = self.act_rows(rows, state, explore)
         return np.asarray(output.action), output.state
 
-    def act(
-        self, obs: Any, state: Tree | None = None, explore: torch.Generator | None = None, reward: float = 0.0,
-        action_mask: Any = None,
-    ) -> tuple[Any, Tree]:  # fmt: skip
-        """The action for one observation, both as the Gymnasium environment has them; greedy unless `explore`.
-
-        No state begins an episode. Runs with `net.feed_last` want the reward of the last step too; the last action
-        is in the state that they return. `action_mask`: which actions are legal, if the observation does not say so
-        (`info["action_mask"]`, or what `action_masks()` returned); None: all are.
-        """
-        last = None
-        if self.config.net.feed_last:
-            last = Last(self.spec, 1, self.spec.clipped)
-            if state is not None:
-                last.write(state["last_action"], reward)
-                state = state["core"]
-        fed = {} if last is None else last.leaves()
-        found = entries(obs, self.spec.seen, tuple(fed))
-        batch = fed | {name: self._single(name, each)[None] for name, each in found.items()}
-        if self.spec.masked:
-            mask = obs[MASK] if isinstance(obs, dict) and MASK in obs else action_mask
-            action_mask = None if mask is None else np.asarray(mask)[None]
-        action, state = self.act_batch(batch, self.initial_state(1) if state is None else state, explore, action_mask)
-        return self.spec_action(action[0]), state if last is None else {"core": state, "last_action": action.copy()}
-
-    def _single(self, name: str, value: Any) -> np.ndarray:
-        """An entry of one observation of the environment, as networks take it; UsageError if it does not fit."""
-        leaf = self.spec.obs[name]
-        try:
-            each = np.asarray(value).reshape(leaf.shape)
-            return counted(name, each, leaf).astype(leaf.dtype, copy=False)
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"observation {name!r} has shape {np.shape(value)}, expected {leaf.shape}: {error}"
-            ) from error
-
-    def _rows(self, obs: Any, action_mask: Any) -> dict[str, np.ndarray]:
-        """Every entry of the observation [B, ...], contiguous, as networks take it; UsageError if it does not fit."""
-        found, size = {}, None
-        for name, given in entries(obs, self.spec.seen).items():
-            leaf, each = self.spec.obs[name], np.asarray(given)
-            if each.ndim == 0 or each.shape[1:] != leaf.shape or (size is not None and len(each) != size):
-                rows = "B" if size is None else size
-                expected = ", ".join(map(str, (rows, *leaf.shape)))
-                raise UsageError(
-                    f"observation {name!r} has shape {each.shape}, expected ({expected}): a batch of observations; "
-                    "`act` takes a single one"
-                )
-            check_integers(name, each, leaf)
-            found[name], size = np.ascontiguousarray(each, leaf.dtype), len(each)
-        return found | mask_rows(self.spec, obs, action_mask, size or 0)
-
-    def spec_action(self, action: np.ndarray) -> Any:
-        """An action as the environment takes it: boxes are scaled from [-1, 1] to their bounds."""
-        spec = self.spec.action
-        action = spec.to_env(action)
-        if spec.kind == "discrete":
-            return int(action)
-        return action.reshape(spec.box_shape) if spec.kind == "box" else action
+    @torch.inference_mode()
+    def act_rows(self, rows: dict[str, np.ndarray], state: Tree, explore: torch.Generator | None) -> ActOutput:
+        """What the algorithm does for rows [B, ...] as networks take them."""
+        noise = None
+        if explore is not None:  # environments take turns on a ladder of epsilons or noises
+            noise = Explore(explore, np.arange(len(next(iter(rows.values())))) % self.config.lanes)
+        return self.algorithm.act(self.nets, tree.to_torch(rows), state, noise)
 
 
 def _looks(spec: EnvSpec) -> tuple[Any, ...]:

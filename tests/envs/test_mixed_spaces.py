@@ -102,7 +102,7 @@ def test_what_is_in_an_integer_and_in_a_tuple_is_learnt(recipe, fields, tmp_path
     policy, env = rookery.load(run.path, trust=TRUST), Small()
     obs, total = env.reset(seed=7)[0], 0.0
     for _ in range(200):
-        obs, reward, *_ = env.step(policy.act(obs)[0])
+        obs, reward, *_ = env.step(policy.predict(obs)[0])
         total += reward
     assert total > 160, total  # 33 by chance, 100 with one of the two alone
 
@@ -131,17 +131,16 @@ def test_one_observation_and_a_batch_of_nested_tuples_are_acted_on_alike(tmp_pat
     policy = rookery.load(learnt("ppo", tmp_path, env_steps=256, envs_per_actor=2).path, trust=TRUST)
     envs = SyncVectorEnv([Mixed] * 3)
     batch, _ = envs.reset(seed=1)
-    one_by_one = [policy.act(obs)[0] for obs in gymnasium.vector.utils.iterate(envs.observation_space, batch)]
-    counted = (batch[0], batch[1] | {"parts": batch[1]["parts"] - [0, 5, 0], "more": (batch[1]["more"][0] + 2,)})
-    assert policy.act_batch(counted, policy.initial_state(3))[0].tolist() == one_by_one
+    one_by_one = [policy.predict(obs)[0] for obs in gymnasium.vector.utils.iterate(envs.observation_space, batch)]
+    assert policy.predict(batch)[0].tolist() == one_by_one
     outside = SPACE.sample()
     outside[1]["parts"][1] = 8
     with pytest.raises(UsageError, match=r"'1\.parts' is outside its space of \[2, 3, 300\] values, counted from"):
-        policy.act(outside)
+        policy.predict(outside)
     with pytest.raises(UsageError, match=r"observation '1\..* is outside its space"):
-        policy.act_batch(batch, policy.initial_state(3))
+        policy.predict((batch[0], batch[1] | {"parts": batch[1]["parts"] - [0, 5, 0]}))
     with pytest.raises(UsageError, match=r"reads '1\.flags' of an observation, and was given a tuple of 1"):
-        policy.act((batch[0],))
+        policy.predict((batch[0],))
 
 
 def test_a_vector_environment_reads_as_single_ones_do():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 import rookery
 from rookery.core.errors import UsageError
@@ -42,24 +43,33 @@ def test_a_choice_that_does_not_exist_is_refused_with_the_choices(run):
         rookery.load(run, which="bset")
 
 
-def test_a_batch_is_an_array_or_a_dict_of_arrays(run):
+def test_a_batch_is_an_array_a_tensor_a_list_or_a_dict_of_these(run):
     policy = rookery.load(run)
     obs = np.random.default_rng(0).normal(size=(3, 4))
-    alone = [policy.act(each)[0] for each in obs]
-    for batch in (obs, obs.tolist(), {"obs": obs}, {"obs": obs.astype(np.float32)}):
-        action, _ = policy.act_batch(batch, policy.initial_state(3))
-        assert [policy.spec_action(each) for each in action] == alone
+    alone = [policy.predict(each)[0] for each in obs]
+    assert [type(each) for each in alone] == [int] * 3
+    tensor = torch.tensor(obs, requires_grad=True)
+    for batch in (obs, obs.tolist(), tensor, {"obs": obs}, {"obs": obs.astype(np.float32)}, list(tensor.detach())):
+        action, state = policy.predict(batch)
+        assert action.tolist() == alone and state is None
+    assert [policy.predict(tensor[0])[0], policy.predict({"obs": obs[0].tolist()})[0]] == [alone[0]] * 2
 
 
-@pytest.mark.parametrize("obs, message", [
-    (np.zeros(4), r"shape \(4,\), expected \(B, 4\): a batch of observations; `act` takes a single one"),
-    (np.zeros((2, 5)), r"shape \(2, 5\), expected \(B, 4\)"),
-    ({"speed": np.zeros((2, 4))}, r"reads 'obs' of an observation, and was given a dict of speed"),
+@pytest.mark.parametrize("obs, given, message", [
+    (np.zeros(5), {}, r"shape \(5,\); one observation has \(4,\), a batch of B has \(B, 4\)"),
+    (np.zeros((2, 5)), {}, r"shape \(2, 5\); one observation has"),
+    (np.zeros((1, 1, 4)), {}, r"shape \(1, 1, 4\); one observation has"),
+    (np.zeros((0, 4)), {}, "the batch of observations is empty"),
+    ([[0.0], [1.0, 2.0]], {}, "'obs' cannot be read as an array"),
+    ("left", {}, "'obs' cannot be read as an array of numbers"),
+    ({"speed": np.zeros((2, 4))}, {}, r"reads 'obs' of an observation, and was given a dict of speed"),
+    (np.zeros(4), {"state": {"h": torch.zeros(1, 8)}}, "the state is not one that this policy has returned"),
+    (np.zeros((2, 4)), {"episode_start": [True] * 3}, r"episode_start has shape \(3,\); give one number, or \(2,\)"),
+    (np.zeros(4), {"action_mask": [True, False]}, "this policy has learnt without masks"),
 ])  # fmt: skip
-def test_a_batch_of_another_form_is_refused(run, obs, message):
-    policy = rookery.load(run)
+def test_what_is_neither_one_observation_nor_a_batch_is_refused(run, obs, given, message):
     with pytest.raises(UsageError, match=message):
-        policy.act_batch(obs, policy.initial_state(2))
+        rookery.load(run).predict(obs, **given)
 
 
 def test_a_batch_of_nested_dicts(tmp_path, monkeypatch):
@@ -67,9 +77,13 @@ def test_a_batch_of_nested_dicts(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     policy = rookery.load(trained("nested_env:Nested", tmp_path / "run"), trust=("nested_env",))
     angle, goal = np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2), np.array([0, 1, 2])
-    nested, _ = policy.act_batch({"arm": {"angle": angle}, "goal": goal}, policy.initial_state(3))
-    flat, _ = policy.act_batch({"arm.angle": angle, "goal": goal}, policy.initial_state(3))
-    alone = [policy.act({"arm": {"angle": a}, "goal": g})[0] for a, g in zip(angle, goal)]
+    nested, _ = policy.predict({"arm": {"angle": angle}, "goal": goal})
+    flat, _ = policy.predict({"arm.angle": angle, "goal": goal})
+    alone = [policy.predict({"arm": {"angle": a}, "goal": g})[0] for a, g in zip(angle, goal)]
     assert nested.tolist() == flat.tolist() == alone
-    with pytest.raises(UsageError, match=r"'goal' has shape \(2,\), expected \(3\)"):
-        policy.act_batch({"arm": {"angle": angle}, "goal": goal[:2]}, policy.initial_state(3))
+    with pytest.raises(UsageError, match=r"batches of different sizes: 'arm.angle' of 3, 'goal' of 2"):
+        policy.predict({"arm": {"angle": angle}, "goal": goal[:2]})
+    with pytest.raises(UsageError, match=r"batches of different sizes: 'arm.angle' of 3, 'goal' of none"):
+        policy.predict({"arm": {"angle": angle}, "goal": 1})
+    with pytest.raises(UsageError, match="'goal' has fractions"):
+        policy.predict({"arm": {"angle": angle}, "goal": goal + 0.5})

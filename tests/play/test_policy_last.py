@@ -72,7 +72,7 @@ def through_lanes(policy, seed, steps, explore=None):
         action, state = policy.act_batch(obs, state, explore)
         obs, reward, terminated, truncated = lanes.step(action)
         if live:
-            rows.append((policy.spec_action(action[0]), float(reward[0])))
+            rows.append((policy.spec.action.to_gym(action)[0], float(reward[0])))
         else:
             state = tree.map(torch.zeros_like, state)
         live = not (terminated | truncated)[0]
@@ -84,7 +84,7 @@ def by_hand(policy, seed, steps, told=True, explore=None):
     env = make_single(policy.config)
     (obs, _), state, reward, rows = env.reset(seed=seed), None, 0.0, []
     for _ in range(steps):
-        action, state = policy.act(obs, state, explore, reward=reward if told else 0.0)
+        action, state = policy.predict(obs, state, explore is None, reward=reward if told else 0.0, generator=explore)
         obs, reward, terminated, truncated, _ = env.step(action)
         rows.append((action, float(np.float32(reward))))
         if terminated or truncated:
@@ -110,11 +110,11 @@ def test_the_reward_and_the_action_matter():
     told = by_hand(policy, 5, 15)
     assert not same(told, by_hand(policy, 5, 15, told=False))
     obs = np.zeros(3, np.float32)
-    _, state = policy.act(obs)
+    _, state = policy.predict(obs)
     assert set(state) == {"core", "last_action"}
     other = state | {"last_action": -state["last_action"]}
-    assert not np.array_equal(policy.act(obs, state)[0], policy.act(obs, other)[0])
-    assert np.array_equal(policy.act(obs)[0], policy.act(obs, reward=7.0)[0])  # no state: an episode begins
+    assert not np.array_equal(policy.predict(obs, state)[0], policy.predict(obs, other)[0])
+    assert np.array_equal(policy.predict(obs)[0], policy.predict(obs, reward=7.0)[0])  # no state: an episode begins
 
 
 def test_clipped_games_are_shown_clipped_rewards():
@@ -124,12 +124,12 @@ def test_clipped_games_are_shown_clipped_rewards():
     lanes = through_lanes(policy, 5, 200, torch.Generator().manual_seed(1))
     assert max(reward for _, reward in lanes) >= 5 and len(lanes) == 200
     assert same(lanes, by_hand(policy, 5, 200, explore=torch.Generator().manual_seed(1)))
-    state = policy.act(np.zeros((4, 84, 84), np.uint8))[1]
+    state = policy.predict(np.zeros((4, 84, 84), np.uint8))[1]
     seen = []
-    act = policy.act_batch
-    policy.act_batch = lambda obs, *rest: seen.append(obs["last_reward"].item()) or act(obs, *rest)
+    act = policy.act_rows
+    policy.act_rows = lambda rows, *rest: seen.append(rows["last_reward"].item()) or act(rows, *rest)
     for reward in (30.0, -9.0, 0.5):
-        policy.act(np.zeros((4, 84, 84), np.uint8), state, reward=reward)
+        policy.predict(np.zeros((4, 84, 84), np.uint8), state, reward=reward)
     assert seen == [1.0, -1.0, 0.5]
 
 
@@ -149,7 +149,7 @@ def test_evaluation_and_films_play_the_same(name, tmp_path):
             [],
         )
         while len(totals) < 2:
-            action, state = policy.act(obs, state, reward=reward)
+            action, state = policy.predict(obs, state, reward=reward)
             obs, reward, terminated, truncated, _ = env.step(action)
             total += reward
             if terminated or truncated:

@@ -44,7 +44,7 @@ def test_a_lambda_trains_in_serial_and_is_given_again_to_resume(tmp_path):
     assert set(calls) == {5} and run.summary["return_mean"] == 5.0
     stored = json.loads((run.path / "config.json").read_text())
     assert stored["env"].startswith("<lambda") and stored["env"] == run.config.env
-    assert rookery.load(run.path).act([0.0, 0.0, 0.0, 0.0])[0] in (0, 1)
+    assert rookery.load(run.path).predict([0.0, 0.0, 0.0, 0.0])[0] in (0, 1)
     with pytest.raises(Refused, match=r"was an object of the Python process; in Python, give it again with env="):
         rookery.resume(run.path, env_steps=128)
     with pytest.raises(UsageError, match="cannot be resumed with 3"):

@@ -113,7 +113,7 @@ def weights(run):
 @pytest.mark.parametrize("recipe", ["ppo", "dqn"])
 def test_a_run_with_callbacks_computes_what_one_without_does(tmp_path, recipe):
     """Also one that asks for the policy, which makes networks."""
-    watched = [Told(), lambda run: run.policy.act(np.zeros(4, np.float32))]
+    watched = [Told(), lambda run: run.policy.predict(np.zeros(4, np.float32))]
     one, other = weights(train(tmp_path / "a", recipe)), weights(train(tmp_path / "b", recipe, callbacks=watched))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
