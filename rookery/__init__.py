@@ -5,23 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rookery.metrics.compare import compare
-    from rookery.metrics.report import write_report as report
+    from rookery.play.interface import compare, evaluate, plot, record, report
     from rookery.play.policy import Policy, load
-    from rookery.run.run import Run, configure, resume, train
+    from rookery.play.prediction import Prediction
+    from rookery.run.finished import Run
+    from rookery.run.run import configure, resume, train
     from rookery.topologies.callbacks import Callback, Training
 
 __version__ = "0.1.0"
-__all__ = ["Callback", "Policy", "Run", "Training", "compare", "configure", "load", "report", "resume", "train"]
+__all__ = [
+    "Callback", "Policy", "Prediction", "Run", "Training", "compare", "configure", "evaluate", "load", "plot", "record",
+    "report", "resume", "train",
+]  # fmt: skip
 
 _WHERE = {
-    **dict.fromkeys(("Run", "configure", "resume", "train"), "rookery.run.run"),
+    "Run": "rookery.run.finished",
+    "Prediction": "rookery.play.prediction",
+    **dict.fromkeys(("configure", "resume", "train"), "rookery.run.run"),
     **dict.fromkeys(("Callback", "Training"), "rookery.topologies.callbacks"),
     **dict.fromkeys(("Policy", "load"), "rookery.play.policy"),
-    "compare": "rookery.metrics.compare",
-    "report": "rookery.metrics.report",
+    **dict.fromkeys(("compare", "evaluate", "plot", "record", "report"), "rookery.play.interface"),
 }
-_THERE = {"report": "write_report"}  # names that differ in their module
 
 
 def __getattr__(name: str) -> Any:
@@ -29,5 +33,9 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         import importlib
 
-        return getattr(importlib.import_module(_WHERE[name]), _THERE.get(name, name))
+        return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'rookery' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__"})

@@ -1,6 +1,7 @@
 """The pages tell the truth: their Python runs, their commands parse, their links lead somewhere, their tables agree.
 
-A block of Python runs in a folder of its own. `<!-- no-run -->` above a block leaves it out; `<!-- file: PATH -->` says
+A block of Python runs in a folder of its own. `<!-- no-run -->` above a block leaves it out; `<!-- continues -->` has it run
+after the one before it, with the same names; `<!-- file: PATH -->` says
 that the block is that file, word for word; `<!-- write: PATH -->` and `<!-- run by TEST -->` are for another test, that
 writes files and runs commands. Commands are parsed by the program itself, up to the point where the work
 would begin: training, playing and plotting are replaced by an exception.
@@ -98,14 +99,25 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-RUNNABLE = [block for block in blocks("python") if not block.mark.startswith(("no-run", "write: "))]
+def runnable() -> list[list[Block]]:
+    """Blocks of Python that run, those that continue one another together."""
+    found: list[list[Block]] = []
+    for block in blocks("python"):
+        if block.mark == "continues":
+            assert found[-1][0].page == block.page, block
+            found[-1].append(block)
+        elif not block.mark.startswith(("no-run", "write: ")):
+            found.append([block])
+    return found
 
 
-@pytest.mark.parametrize("block", RUNNABLE, ids=str)
-def test_python_runs(block, tmp_path, monkeypatch):
+@pytest.mark.parametrize("several", runnable(), ids=lambda several: str(several[0]))
+def test_python_runs(several, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT)
-    exec(compile(block.text, f"{block}", "exec"), {"__name__": "page"})
+    names = {"__name__": "page"}
+    for block in several:
+        exec(compile(block.text, f"{block}", "exec"), names)
 
 
 @pytest.mark.parametrize("block", [b for b in blocks("python") if b.mark.startswith("file: ")], ids=str)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import tyro
 
 from rookery.cli.flags import parse
-from rookery.cli.runs import folder_of
 from rookery.cli.show import console, escape, number
 from rookery.core.errors import UsageError
 
@@ -33,12 +32,13 @@ def compare(words: list[str]) -> int:
     args = parse(Compare, words, "rookery compare", about)
     if not args.runs:
         raise UsageError("which runs? rookery compare runs/...")
-    folders, scores = [folder_of(run) for run in args.runs], dict(map(_scale, args.score))
-    from rookery.metrics import compare as comparing
+    scores = dict(map(_scale, args.score))
+    from rookery.metrics.compare import as_numbers
+    from rookery.play import interface
 
-    rows = comparing.compare(folders, args.target_return, scores)
+    rows = interface.compare(*args.runs, target=args.target_return, scores=scores)
     if args.json:
-        print(json.dumps([comparing.as_numbers(row) for row in rows], indent=2))
+        print(json.dumps([as_numbers(row) for row in rows], indent=2))
         return 0
     _show(rows)
     return 0

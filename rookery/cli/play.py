@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,15 +11,14 @@ from typing import TYPE_CHECKING
 import tyro
 
 from rookery.cli.flags import parse
-from rookery.cli.runs import folder_of, open_run, trusted
+from rookery.cli.runs import open_run, trusted
 from rookery.cli.show import console, count, escape, facts, number, only_answer, warn
-from rookery.core.errors import EnvError, StorageError, UsageError
-from rookery.core.frames import with_frames
-from rookery.storage.folder import Refused, write
+from rookery.core.errors import StorageError, UsageError
+from rookery.storage.folder import Refused
+from rookery.storage.stored import run_of
 
 if TYPE_CHECKING:
     from rookery.play.evaluate import Evaluation
-    from rookery.play.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -45,10 +42,15 @@ def evaluate(words: list[str]) -> int:
     if not 0 <= args.epsilon <= 1:
         raise UsageError("--epsilon is a share of actions, from 0 to 1")
     args = dataclasses.replace(args, trust=trusted(words))  # of several --trust, all count
-    config = open_run(args.run, args.trust, ["rookery", "eval", *words])
+    open_run(args.run, args.trust, ["rookery", "eval", *words])
+    from rookery.play import interface
+
     with only_answer() if args.json else console().status(f"playing {args.episodes} episodes …"):
-        result = _evaluation(args, config)
-        saved = _store(folder_of(args.run), result)
+        result = interface.evaluate(
+            args.run, episodes=args.episodes, seed=args.seed, envs=args.envs, deterministic=not args.sample,
+            epsilon=args.epsilon, which="best" if args.best else "newest", trust=args.trust, tell=warn,
+        )  # fmt: skip
+        saved = _store(args.run, result)
     if args.json:
         print(json.dumps(dataclasses.asdict(result), indent=2))
         return _stored(saved)
@@ -65,36 +67,13 @@ def evaluate(words: list[str]) -> int:
     return _stored(saved)
 
 
-def _evaluation(args: Eval, config) -> Evaluation:
-    import torch
-
-    from rookery.envs.make import make
-    from rookery.play.evaluate import evaluate as play
-    from rookery.play.policy import load
-
-    torch.set_num_threads(1)  # as when acting in training: the same sums, the same digits
-    policy = load(args.run, "best" if args.best else "newest", args.trust, tell=warn)
-    with _located(policy):
-        lanes = make(config, divisor(args.episodes, args.envs), training=False)
-        try:
-            return play(policy, lanes, args.episodes, args.seed, greedy=not args.sample, epsilon=args.epsilon)
-        finally:
-            lanes.close()
-
-
-def divisor(episodes: int, most: int) -> int:
-    """The largest number of environments up to `most` that share the episodes evenly."""
-    return next(count for count in range(min(episodes, most), 0, -1) if episodes % count == 0)
-
-
-def _store(folder: Path, result: Evaluation) -> str | OSError:
+def _store(run: Path, result: Evaluation) -> str | OSError:
     """Where the result is, or why it was not saved; it is printed either way."""
-    how = ("" if result.greedy else "-sampled") + (f"-epsilon{result.epsilon:g}" if result.epsilon else "")
-    name = f"eval/{result.checkpoint}-seed{result.seed}-episodes{result.episodes}{how}.json"
+    from rookery.play import interface
+
     try:
-        return str(write(folder, name, (json.dumps(dataclasses.asdict(result), indent=2) + "\n").encode()))
+        return str(interface.store(run_of(run), result))
     except OSError as error:
-        error.filename = str(folder / name) if error.filename is None else error.filename
         return error
 
 
@@ -105,17 +84,6 @@ def _stored(saved: str | OSError) -> int:
     if isinstance(saved, OSError):
         warn(f"the result was not saved: {saved.strerror or saved} ({saved.filename})")
     return 0
-
-
-@contextlib.contextmanager
-def _located(policy: Policy) -> Iterator[None]:
-    """An environment's fault, as the error of the environment it is."""
-    from rookery.envs.lanes import LaneFault
-
-    try:
-        yield
-    except LaneFault as fault:
-        raise EnvError(with_frames(f"environment {policy.spec.id}: {fault}", fault.cause), fault.reason) from fault
 
 
 @dataclass(frozen=True)
@@ -140,19 +108,12 @@ def record(words: list[str]) -> int:
         raise UsageError("--fps is a number of pictures per second, or 0 for what the environment says")
     args = dataclasses.replace(args, trust=trusted(words))  # of several --trust, all count
     config = open_run(args.run, args.trust, ["rookery", "record", *words])
-    import torch
+    from rookery.play import interface
 
-    from rookery.play.policy import load
-    from rookery.play.record import record as film
-
-    torch.set_num_threads(1)
-    policy = load(args.run, "best" if args.best else "newest", args.trust, tell=warn)
-    out = args.out or f"report/{policy.path.name}-{args.seed}.mp4"
-    with _located(policy):
-        done = film(
-            policy, config, out, episodes=args.episodes, seed=args.seed, fps=args.fps, max_steps=args.max_steps,
-            greedy=not args.sample, within=None if args.out else folder_of(args.run),
-        )  # fmt: skip
+    done = interface.record(
+        args.run, args.out, episodes=args.episodes, seed=args.seed, fps=args.fps, max_steps=args.max_steps,
+        deterministic=not args.sample, which="best" if args.best else "newest", trust=args.trust, tell=warn,
+    )  # fmt: skip
     rows = {
         "video": f"[bold]{escape(str(done.path))}[/]",
         "shows": f"{count(len(done.returns), 'episode')} of {escape(config.env)}, return "

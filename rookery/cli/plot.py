@@ -8,7 +8,6 @@ from pathlib import Path
 import tyro
 
 from rookery.cli.flags import parse
-from rookery.cli.runs import folder_of
 from rookery.core.errors import UsageError
 
 
@@ -22,11 +21,7 @@ def plot(words: list[str]) -> int:
     args = parse(Plot, words, "rookery plot", "Draw the learning curves of one or more runs.")
     if not args.runs:
         raise UsageError("which run? rookery plot runs/...")
-    folders = [folder_of(run) for run in args.runs]
-    from rookery.metrics.plot import plot_runs
+    from rookery.play import interface
 
-    if args.out is None and len(folders) == 1:
-        print(plot_runs(folders, "report/curve.png", within=folders[0]))
-    else:
-        print(plot_runs(folders, args.out or Path("curves.png")))
+    print(interface.plot(*args.runs, out=args.out))
     return 0

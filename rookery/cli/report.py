@@ -8,7 +8,6 @@ from pathlib import Path
 import tyro
 
 from rookery.cli.flags import parse
-from rookery.cli.runs import folder_of
 from rookery.core.errors import UsageError
 
 
@@ -22,8 +21,7 @@ def report(words: list[str]) -> int:
     args = parse(Report, words, "rookery report", "Write one HTML page about one or more runs.")
     if not args.runs:
         raise UsageError("which run? rookery report runs/...")
-    folders = [folder_of(run) for run in args.runs]
-    from rookery.metrics import report as pages
+    from rookery.play import interface
 
-    print(pages.write_report(folders, args.out))
+    print(interface.report(*args.runs, out=args.out))
     return 0

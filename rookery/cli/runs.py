@@ -6,27 +6,19 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rookery.core.errors import CheckpointError, UsageError
-from rookery.storage.folder import exists
+from rookery.core.errors import UsageError
+from rookery.storage.stored import run_of
 from rookery.storage.trust import Refused, flags
 
 if TYPE_CHECKING:
     from rookery.core.config import RunConfig
 
 
-def folder_of(path: Path) -> Path:
-    """The run folder of a run folder or of one of its checkpoints."""
-    for folder in (path, path.parent.parent):
-        if exists(folder, "config.json"):
-            return folder
-    raise CheckpointError(f"{path} is not a run folder: it has no config.json")
-
-
 def open_run(path: Path, trust: tuple[str, ...], command: list[str]) -> RunConfig:
     """The config of a run. What it asks for beyond the list is refused, with the command that would allow it."""
     from rookery.run.run import read_config
 
-    folder = folder_of(path)
+    folder = run_of(path)
     try:
         return read_config(folder, trust)
     except Refused as refused:

@@ -11,7 +11,7 @@ from rookery.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rookery.processes.signals import Signals
-    from rookery.run.run import Run
+    from rookery.run.finished import Run
 
 PROBE = 10.0  # seconds an environment may take to report its spaces, once shutdown is requested
 

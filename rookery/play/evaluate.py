@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rookery.core.errors import EnvError, UsageError
+from rookery.core.frames import with_frames
 from rookery.core.legal import random_legal
 from rookery.core.seeding import seed_of
 from rookery.core.types import MASK, ActionSpec
@@ -34,8 +35,13 @@ class Evaluation:
     greedy: bool
     epsilon: float  # share of actions drawn at random
     checkpoint: str
-    returns: list[float] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list, repr=False)
     info: dict[str, float] = field(default_factory=dict)  # means of the numbers that the environment gave at the ends
+
+
+def divisor(episodes: int, most: int) -> int:
+    """The largest number of environments up to `most` that share the episodes evenly."""
+    return next(count for count in range(min(episodes, most), 0, -1) if episodes % count == 0)
 
 
 def evaluate(
@@ -57,7 +63,8 @@ def evaluate(
     try:
         return _evaluate(policy, lanes, episodes, seed, greedy, epsilon)
     except LaneFault as fault:
-        raise EnvError(f"environment {policy.spec.id} failed in evaluation: {fault}", fault.reason) from fault
+        told = f"environment {lanes.spec.id} failed in evaluation: {fault}"
+        raise EnvError(with_frames(told, fault.cause), fault.reason) from fault
     finally:
         torch.set_num_threads(threads)
 

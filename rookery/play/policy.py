@@ -9,6 +9,7 @@ Loading reads safetensors and JSON; it runs no code of the run's environment.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -28,9 +29,11 @@ from rookery.play.legal import mask_rows
 from rookery.play.memory import check_state, forgotten, per_row, starts_of
 from rookery.play.observation import read
 from rookery.play.prediction import Prediction
+from rookery.run.env import resolve
+from rookery.run.finished import trusted
 from rookery.storage import checkpoint
 from rookery.storage import folder as folders
-from rookery.storage.stored import check_sizes, check_values, decode_spec, read_config
+from rookery.storage.stored import check_sizes, check_values, decode_spec, read_config, run_of
 
 LAST = (ACTION, REWARD)
 CHOICES = ("newest", "best")  # of the checkpoints of a run
@@ -48,6 +51,7 @@ class _Step(NamedTuple):
 class Policy:
     """A policy that acts: see `predict`. `rookery.load` makes one from a run or a checkpoint."""
 
+    trust: tuple[str, ...] = ()  # modules that its run may name, besides what Rookery knows itself
     notes: tuple[str, ...] = ()  # why this is another checkpoint than was asked for
 
     def __init__(self, config: RunConfig, spec: EnvSpec, saved: checkpoint.Checkpoint):
@@ -204,18 +208,26 @@ def _warn(text: str) -> None:
 
 
 def load(
-    path: str | Path, which: str = "newest", trust: tuple[str, ...] = (), tell: Callable[[str], None] = _warn
-) -> Policy:
-    """The policy of a run folder (its newest complete checkpoint, or which="best") or of one checkpoint folder.
+    path: str | os.PathLike[str], which: str = "newest", trust: tuple[str, ...] = (),
+    tell: Callable[[str], None] = _warn, *, env: str | Callable[..., Any] | None = None,
+) -> Policy:  # fmt: skip
+    """The policy of a run or its folder (its newest complete checkpoint, or which="best") or of one checkpoint folder.
 
+    `trust`: modules that its config.json may name, besides what Rookery knows itself. A run that this process has
+    trained needs none. `env`: what it is to be played in, instead of what config.json names.
     `path` of a checkpoint leaves nothing to choose: `which` is then not looked at.
     `tell` is called with a message if another checkpoint than the requested one is used; `notes` has it too.
+
+    >>> policy = rookery.load(run)
+    >>> policy.config.recipe, policy.spec.id
+    ('ppo', 'CartPole-v1')
     """
     if which not in CHOICES:
         raise UsageError(f"which={which!r} is not a choice; which is {' or '.join(map(repr, CHOICES))}")
-    path = folders.real(path)
-    run = path if folders.exists(path, "config.json") else path.parent.parent
-    config = read_config(run, trust, env=None)
+    trust = trusted(path, trust)
+    path = folders.real(Path(path))
+    run = run_of(path)
+    config = read_config(run, trust, None if env is None else resolve(env))
     spec = decode_spec(folders.read(run, "spec.json"), run / "spec.json")
     notes: list[str] = []
     if path != run:
@@ -230,7 +242,7 @@ def load(
                 f"no checkpoint has a score yet: {saved.path.name} is the newest, and not known as the best",
             ]
     policy = Policy(config, spec, saved)
-    policy.notes = tuple(notes)
+    policy.trust, policy.notes = trust, tuple(notes)
     for note in notes:
         tell(note)
     return policy

@@ -6,6 +6,8 @@ its picture is taken besides. Atari shows the real screen in colour, one picture
 
 from __future__ import annotations
 
+import base64
+import html
 import math
 import os
 import secrets
@@ -33,6 +35,7 @@ from rookery.storage import folder as folders
 SMALLEST = 320  # pixels of the shorter side; smaller pictures are enlarged by whole factors
 SUFFIXES = (".mp4", ".mkv", ".mov")
 BACKENDS = "without a display set MUJOCO_GL=egl (needs libegl1) or MUJOCO_GL=osmesa (needs libosmesa6), else glfw"
+SMALL = 8 << 20  # bytes of a video that is shown within a notebook
 PATIENCE = 120.0  # seconds for ffmpeg to finish
 
 
@@ -43,6 +46,16 @@ class Recording:
     frames: int = 0
     returns: list[float] = field(default_factory=list)  # of the recorded episodes
     note: str = ""
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the video, if it is small enough for a notebook."""
+        if self.path.suffix.lower() != ".mp4" or self.path.stat().st_size > SMALL:
+            return f"<code>{html.escape(str(self.path))}</code>"
+        video = base64.b64encode(self.path.read_bytes()).decode()
+        return f'<video controls loop width="480" src="data:video/mp4;base64,{video}"></video>'
 
 
 def record(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
 from rookery.roles.learner import Learner
 from rookery.run.env import check_env, resolve, spec_of
+from rookery.run.finished import Run, trusted
 from rookery.run.ranks import LocalRanks, RankLauncher, as_rank, supervise
 from rookery.run.run_folder import clear_folder, folder_name, opened, rank_folder
 from rookery.run.tracking import CLOSING as TRACKED_CLOSING
@@ -58,7 +60,7 @@ from rookery.storage import checkpoint
 from rookery.storage import folder as folders
 from rookery.storage.claim import claimed
 from rookery.storage.stored import absurd, check_arrays, check_room, check_sizes, read_config
-from rookery.storage.trust import resume_command
+from rookery.storage.trust import needed, resume_command
 from rookery.topologies.callbacks import Callbacks, Training
 from rookery.topologies.callbacks import check as check_callbacks
 from rookery.topologies.callbacks import paths as callback_paths
@@ -69,17 +71,6 @@ if TYPE_CHECKING:
 
 CLOSING = 5.0  # seconds to write the last records
 Env = str | Callable[..., Any]  # an id or import path; or what makes an environment: a function, a lambda, a class
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run."""
-
-    path: Path
-    config: RunConfig
-    summary: dict[str, Any]
-    exit_code: int = 0
-    rank: int = 0  # of the process that returns it; the first one has written the folder
 
 
 def _warn(text: str) -> None:
@@ -167,7 +158,7 @@ def start(
 
 
 def resume(
-    path: str | Path, trust: tuple[str, ...] = (), *, env: Env = "", callbacks: Sequence[Any] = (),
+    path: str | os.PathLike[str], trust: tuple[str, ...] = (), *, env: Env = "", callbacks: Sequence[Any] = (),
     tell: Callable[[str], None] = _warn, **fields: Any,
 ) -> Run:  # fmt: skip
     """Continue a run from its newest complete checkpoint, or from the start if it has none yet.
@@ -181,15 +172,15 @@ def resume(
     check_callbacks(callbacks)
     own = resolve(env) if env else ""
     with _interrupting(), Signals() as signals:
-        return _uninterrupted(go_on(path, trust, fields, signals, tell, own, callbacks))
+        return _uninterrupted(go_on(path, trusted(path, trust), fields, signals, tell, own, callbacks))
 
 
 def go_on(
-    path: str | Path, trust: tuple[str, ...], fields: dict[str, Any], signals: Signals, tell: Callable[[str], None],
-    env: str = "", callbacks: Sequence[Any] = (),
+    path: str | os.PathLike[str], trust: tuple[str, ...], fields: dict[str, Any], signals: Signals,
+    tell: Callable[[str], None], env: str = "", callbacks: Sequence[Any] = (),
 ) -> Run:  # fmt: skip
     """Resume with signal handlers installed by the caller; the dotted `fields` change. `env`: the caller's own."""
-    folder = folders.real(path)
+    folder = folders.real(Path(path))
     first = read_config(folder, trust, env)  # or it is not a run folder
     folders.check(folder)
     if first.topology == "allreduce" and (place := place_of()) is not None:
@@ -353,7 +344,9 @@ def _policy_of(job: Job) -> Policy:
     tensors, _ = job.learner.state()
     now = checkpoint.Checkpoint(job.folder, job.journal.env_steps, tensors, {})
     with torch.random.fork_rng(devices=[]):
-        return Policy(job.config, job.spec, now)
+        policy = Policy(job.config, job.spec, now)
+    policy.trust = needed(job.config)
+    return policy
 
 
 @contextmanager

@@ -300,6 +300,14 @@ def decode_config(data: bytes | str, trust: Sequence[str] = (), env: str | None 
     return config_of(fields)
 
 
+def run_of(path: Path) -> Path:
+    """The run folder of a run folder or of one of its checkpoints."""
+    for folder in (path, *path.parents[1:3]):
+        if folders.exists(folder, "config.json"):
+            return folder
+    raise CheckpointError(f"{path} is not a run folder: it has no config.json")
+
+
 def read_config(folder: Path, trust: tuple[str, ...] = (), env: str | None = "") -> RunConfig:
     """The config of a stored run; CheckpointError if the file is not one that could be run. `env`: see above."""
     if not folders.exists(folder, "config.json"):

@@ -81,13 +81,17 @@ def flags(modules: Sequence[str]) -> str:
     return " ".join(f"--trust {quote(module)}" for module in modules)
 
 
-def needs(config: Any) -> str:
-    """The flags that opening a run of this config (a RunConfig, or its fields) would need, a space before each."""
+def needed(config: Any) -> tuple[str, ...]:
+    """The modules that have to be trusted to open a run of this config (a RunConfig, or its fields)."""
     try:
-        modules = [each.module for each in findings(msgspec.to_builtins(config)) if each.module]
+        return tuple(dict.fromkeys(each.module for each in findings(msgspec.to_builtins(config)) if each.module))
     except UsageError:  # such as a folder's name that cannot be shown: opening it will say so
-        return ""
-    return "".join(f" {flags((module,))}" for module in dict.fromkeys(modules))
+        return ()
+
+
+def needs(config: Any) -> str:
+    """The flags that opening a run of this config would need, a space before each."""
+    return "".join(f" {flags((module,))}" for module in needed(config))
 
 
 def resume_command(folder: Path, config: Any, more: str = "") -> str:

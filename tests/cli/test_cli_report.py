@@ -26,7 +26,7 @@ def test_report_writes_the_page_it_names(run, tmp_path, capsys, monkeypatch):
 
 
 def test_the_same_in_python(run, tmp_path):
-    assert rookery.report([run], tmp_path / "page.html") == tmp_path / "page.html"
+    assert rookery.report([run], out=tmp_path / "page.html") == tmp_path / "page.html"
     assert "report" in rookery.__all__
 
 

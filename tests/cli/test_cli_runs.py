@@ -8,9 +8,9 @@ import pytest
 
 import rookery
 from rookery.cli.main import main
-from rookery.cli.play import divisor
 from rookery.cli.runs import trusted
 from rookery.core.errors import CheckpointError, EnvError, UsageError
+from rookery.play.evaluate import divisor
 from rookery.run.run import read_config
 from rookery.storage import checkpoint
 
