@@ -1,10 +1,10 @@
 """The pages tell the truth: their Python runs, their commands parse, their links lead somewhere, their tables agree.
 
-A block of Python runs in a folder of its own. `<!-- no-run -->` above a block leaves it out; `<!-- continues -->` has it run
-after the one before it, with the same names; `<!-- file: PATH -->` says
-that the block is that file, word for word; `<!-- write: PATH -->` and `<!-- run by TEST -->` are for another test, that
-writes files and runs commands. Commands are parsed by the program itself, up to the point where the work
-would begin: training, playing and plotting are replaced by an exception.
+A block of Python runs in a folder of its own. `<!-- no-run -->` above a block leaves it out; `<!-- continues -->` has
+it run after the one before it, with the same names; `<!-- file: PATH -->` says that the block is that file, word for
+word; `<!-- write: PATH -->` and `<!-- run by TEST -->` are for another test, that writes files and runs commands.
+Commands are parsed by the program itself, up to the point where the work would begin: training, playing and plotting
+are replaced by an exception.
 """
 
 from __future__ import annotations
