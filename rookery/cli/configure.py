@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from rookery.cli.flags import HELP, comments_of, flags_of, last, parse, spell
-from rookery.core.config import RunConfig
+from rookery.core.config import RunConfig, Topology
 from rookery.core.errors import UsageError
 
 FIXED = ("recipe", "algorithm", "preset")  # what a run is; not for editing
@@ -100,9 +100,11 @@ def _outline(spelt: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if (kwargs := last(spelt, "env-kwargs")) is not None:
         found["env_kwargs"] = json_object(kwargs)
-    if (topology := last(spelt, "topology")) in typing.get_args(typing.get_type_hints(RunConfig)["topology"]):
+    if (topology := last(spelt, "topology")) in typing.get_args(Topology):
         found["topology"] = topology
-    for name in ("actors", "envs_per_actor"):
+    if address := last(spelt, "ray.address"):
+        found["ray.address"] = address
+    for name in ("actors", "envs_per_actor", "ranks", "env_steps"):
         value = last(spelt, name.replace("_", "-"))
         if value is not None and value.isdigit() and int(value) > 0:
             found[name] = int(value)

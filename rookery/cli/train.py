@@ -39,16 +39,17 @@ def train(words: list[str], signals: Signals) -> int:
     from rookery.cli.configure import asked
     from rookery.cli.show import warn
     from rookery.processes.signals import Stopped
+    from rookery.run.auto import settled
     from rookery.run.run import check, start
 
     try:
         with signals.interruptible(PROBE):  # the preset may depend on what the environment is
             config, extra = asked(words[0], words[1:], f"rookery train {words[0]}")
-            config = check(config)
+            config, why = settled(check(config), signals)
     except Stopped as stop:
         stop.add_note("the environment had not started yet, so nothing was written: run the command again")
         raise
-    return close(start(config, signals, tell=warn, overwrite=extra["overwrite"]))
+    return close(start(config, signals, tell=warn, overwrite=extra["overwrite"], why=why))
 
 
 def resume(words: list[str], signals: Signals) -> int:
@@ -117,6 +118,8 @@ def close(run: Run) -> int:
         **{escape(name): f"{mean:.3g}" for name, mean in summary["info"].items()},
         "speed": f"{summary['steps_per_s']:,.0f} steps/s",
     }
+    if summary["topology"] != "serial" and (why := summary.get("topology_why")):
+        rows["topology"] = escape(why)
     if not summary["updates"]:
         rows["learnt"] = "[yellow]nothing[/]: it ended before its first update; take more steps (--env-steps)"
     if summary["restarts"]:

@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 from rookery.core.ranges import Count, NotNegative, Positive, Share, Whole
 
 AlgoConfig = TypeVar("AlgoConfig")
+Topology = Literal["auto", "serial", "local", "async_grads", "allreduce", "ray_cluster"]
 Tracker = Literal["wandb", "mlflow", "trackio"]
 Torso = Literal["auto", "mlp", "tiny", "compact", "nips", "nature", "impala", "resnet"]
 
@@ -184,7 +185,7 @@ class RunConfig(Generic[AlgoConfig]):
     env_steps: Count = 100_000  # length of the run, in environment steps
     seed: int = 1  # root of every random stream
     out: str = ""  # run folder; empty: runs/<recipe>-<env>-<seed>-<time>
-    topology: Literal["serial", "local", "async_grads", "allreduce", "ray_cluster"] = "serial"  # where actors run
+    topology: Topology = "auto"  # where actors run; auto: serial or local, by what a step of the environment costs
     ranks: Count = 1  # learners that train together, each with its own actors (topology allreduce, ray_cluster)
     actors: Count = 1  # actors (of each rank), each with envs_per_actor environments
     envs_per_actor: Count = 8  # environments stepped together by one actor

@@ -27,6 +27,12 @@ def answer(question: dict[str, Any]) -> Any:
     )
     if question["what"] == "check":
         return check(config, question["steps"])
+    if question["what"] == "cost":
+        from rookery.envs.cost import step_seconds
+
+        found: list[float | None] = [None]
+        spec = look(config, lambda lanes: found.append(step_seconds(lanes)))
+        return {"spec": spec, "step_s": found[-1]}
     return look(config)
 
 

@@ -35,6 +35,12 @@ def probe(
     return msgspec.convert(answer, EnvSpec)
 
 
+def timed(env: str, env_kwargs: dict[str, Any], signals: Signals | None = None) -> tuple[EnvSpec, float | None]:
+    """The spec, and the seconds that a step takes; None if environments are stepped together, or cannot play."""
+    answer = ask({"what": "cost", "env": env, "env_kwargs": env_kwargs}, DEADLINE, signals)
+    return msgspec.convert(answer["spec"], EnvSpec), answer["step_s"]
+
+
 @guarded()
 def ask(question: dict[str, Any], deadline: float, signals: Signals | None = None) -> Any:
     """Put a question to a child process (`answer.py`) and give it `deadline` seconds; `signals` may end it earlier."""

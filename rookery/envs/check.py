@@ -7,14 +7,13 @@ that may crash or hang is checked from a process of its own by the caller.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from rookery.core.config import AtariConfig, NetConfig
 from rookery.core.errors import RookeryError
 from rookery.core.frames import with_frames
 from rookery.core.legal import random_legal
@@ -22,7 +21,7 @@ from rookery.core.types import MASK, ActionSpec, EnvSpec, Leaf
 from rookery.envs.gate import find_nonfinite
 from rookery.envs.lanes import LaneFault, Lanes, SyncLanes
 from rookery.envs.last import LastLanes
-from rookery.envs.make import Config, make, make_single
+from rookery.envs.make import Config, WithMask, make, make_single
 from rookery.envs.masks import MaskInInfo, Masks
 from rookery.envs.spaces import Actions, as_mask
 from rookery.envs.vector import MaskedLanes
@@ -99,16 +98,6 @@ def _said(value: bool | None, yes: str, no: str) -> str:
     return "not looked at" if value is None else yes if value else no
 
 
-@dataclass(frozen=True)
-class _WithMask:
-    """A config by which the mask in `info` is read."""
-
-    env: str
-    env_kwargs: dict[str, Any]
-    atari: AtariConfig
-    net: NetConfig
-
-
 def check(config: Config, steps: int = 1000, lanes: int = 4) -> Report:
     """Play about `steps` steps at random, twice, and report. Never raises for the environment's faults."""
     report = Report(config.env, lanes=lanes)
@@ -117,7 +106,7 @@ def check(config: Config, steps: int = 1000, lanes: int = 4) -> Report:
         try:
             first = _together(config, report, rows)
         except MaskInInfo:
-            config = _WithMask(config.env, config.env_kwargs, config.atari, replace(config.net, action_mask="info"))
+            config = WithMask(config)
             first = _together(config, report, rows)
         if first is not None:
             report.deterministic = first == _again(config, rows, lanes)

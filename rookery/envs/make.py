@@ -12,6 +12,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -64,8 +65,19 @@ def make(config: Config, lanes: int, training: bool = True, threads: int = 1) ->
     return LastLanes(made) if config.net.feed_last else made
 
 
-def look(config: Config) -> EnvSpec:
-    """What the environments of a config look like; a mask in `info`, which only a reset shows, among it."""
+def stepped_together(env_id: str) -> bool:
+    """Whether an id is known, without a look at it, to step all its lanes in one call: it has a version for that."""
+    if nameless(env_id) or given(env_id) is not None:
+        return False
+    spec = gymnasium.registry.get(env_id)
+    return atari.is_atari(env_id) or env_id in OWN_VECTOR or (spec is not None and spec.vector_entry_point is not None)
+
+
+def look(config: Config, play: Callable[[Lanes], None] | None = None) -> EnvSpec:
+    """What the environments of a config look like; a mask in `info`, which only a reset shows, among it.
+
+    `play` gets one of them, if they are stepped one by one.
+    """
     lanes = _make(config, 1, training=True, threads=1)
     spec = lanes.spec
     if config.net.action_mask == "auto" and spec.action.kind != "box" and not spec.masked:
@@ -73,10 +85,23 @@ def look(config: Config) -> EnvSpec:
             lanes.reset([1])
         except MaskInInfo:
             spec = source(spec, "info", None)
+            if play is not None:
+                lanes.close()
+                lanes = _make(WithMask(config), 1, training=True, threads=1)
         except Exception:
             pass  # those who play in it will find the fault again, and say where it was
+    if play is not None and isinstance(lanes, SyncLanes):
+        play(lanes)
     lanes.close()
     return spec
+
+
+class WithMask:
+    """A config by which the mask in `info` is read."""
+
+    def __init__(self, config: Config):
+        self.env, self.env_kwargs, self.atari = config.env, config.env_kwargs, config.atari
+        self.net = replace(config.net, action_mask="info")
 
 
 def _make(config: Config, lanes: int, training: bool, threads: int) -> Lanes:

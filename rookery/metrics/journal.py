@@ -38,6 +38,7 @@ class Journal:
         self.wall_s_to_target: float | None = None
         self.best: float | None = None  # highest moving mean of the return at a checkpoint
         self.messages: deque[str] = deque(maxlen=5)
+        self._why = ""  # this topology was chosen; empty: it was named
         self.history: list[tuple[int, float]] = []
         self.losses: dict[str, float] = {}
         self.queue_depth = 0
@@ -213,6 +214,15 @@ class Journal:
 
     def say(self, message: str) -> None:
         self.messages.append(message)
+        self._record(message)
+
+    def chose(self, why: str) -> None:
+        """The topology, by a measurement; not a message of the panel, which has a place of its own for it."""
+        self._why = why
+        if why:
+            self._record(f"topology {why}")
+
+    def _record(self, message: str) -> None:
         wall_s = self.wall_s if self.begun else self._wall_before  # the time before `begin` does not count
         self.sinks.write({"kind": "message", "env_steps": self.env_steps, "wall_s": wall_s, "text": message})
 
@@ -280,7 +290,8 @@ class Journal:
         config, rate, shares = self.config, self._rate(), self.split.shares(self.life_s)
         self.count_in_flight()
         return {
-            "recipe": config.recipe, "env": config.env, "preset": config.preset, "topology": config.topology,
+            "recipe": config.recipe, "env": config.env, "preset": config.preset,
+            "topology": self._why or config.topology,
             "seed": config.seed, "device": config.device, "env_steps": self.env_steps,
             "env_steps_limit": config.env_steps, "updates": self._updates, "wall_s": self.wall_s,
             "eta_s": (config.env_steps - self.env_steps) / rate if rate > 0 else None, "steps_per_s": rate,
@@ -299,6 +310,7 @@ class Journal:
     def summary(self, exit_reason: str, updates: int, skipped: int) -> dict[str, Any]:
         config = self.config
         stopped = {"stop_reason": self.stop_reason} if self.stop_reason else {}
+        stopped |= {"topology_why": self._why} if self._why else {}
         return stopped | {
             "recipe": config.recipe, "env": config.env, "preset": config.preset, "seed": config.seed,
             "topology": config.topology, "actors": config.actors, "envs_per_actor": config.envs_per_actor,

@@ -23,6 +23,7 @@ DDPG = {
     "algo.replay.batch": 64, "algo.replay.samples_per_insert": 64.0,
 }  # fmt: skip
 PENDULUM: dict[str, Any] = {
+    "topology": "serial",
     "envs_per_actor": 4, "algo.unroll": 4, "algo.replay.capacity": 60_000, "algo.replay.min_size": 1_000,
     "algo.replay.batch": 128, "algo.replay.samples_per_insert": 32.0, "algo.actor_hidden": (128, 128),
     "algo.critic_hidden": (128, 128), "algo.actor_lr": 1e-3, "algo.critic_lr": 1e-3, "algo.target_period": 0,

@@ -41,7 +41,7 @@ def presets(atari: dict[str, Any], small: dict[str, Any], paper: str, **rows: di
     pixels = ATARI | atari | PIXELS | rows.get("pixels", {})
     return (
         Preset("cartpole", ("CartPole-v0", "CartPole-v1"), small | rows.get("cartpole", {}), "our own"),
-        Preset("acrobot", ("Acrobot-v1",), small | rows.get("acrobot", {}), "our own"),
+        Preset("acrobot", ("Acrobot-v1",), {"topology": "serial"} | small | rows.get("acrobot", {}), "our own"),
         Preset("atari", ATARI_GAMES, ATARI | atari, paper),
         Preset("vector", (), small, "our own"),
         Preset("pixels", (), pixels, "the Atari row, shorter"),

@@ -14,10 +14,12 @@ PRESETS = (
         "algo.entropy": 0.0, "algo.clip_end": 0.0, "algo.scale_reward": True,
     }, "RL Zoo's CartPole row with the usual discount and scaled rewards"),
     Preset("acrobot", ("Acrobot-v1",), {
+        "topology": "serial",
         "envs_per_actor": 16, "algo.unroll": 256, "algo.minibatches": 16, "algo.lr": 1e-3, "algo.lam": 0.94,
         "algo.entropy": 0.0, "net.normalize_obs": True,
     }, "RL Zoo's Acrobot row, larger step"),
     Preset("pendulum", ("Pendulum-v1",), {
+        "topology": "serial",
         "envs_per_actor": 16, "algo.unroll": 256, "algo.epochs": 10, "algo.minibatches": 32, "algo.lr": 1e-3,
         "algo.gamma": 0.95, "algo.entropy": 0.0, "algo.scale_reward": True, "net.normalize_obs": True,
     }, "RL Zoo's Pendulum row without gSDE, more environments, larger discount: at 0.9 some seeds get worse again"),

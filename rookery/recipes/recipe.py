@@ -68,11 +68,35 @@ def _actors(config: RunConfig, overrides: dict[str, Any]) -> dict[str, Any]:
     """Keep the preset's number of environments when only the number of actors (or the topology) was said."""
     lanes = config.actors * config.envs_per_actor
     if overrides.get("topology") == "local" and "actors" not in overrides and "envs_per_actor" not in overrides:
-        overrides["actors"] = next(n for n in range(min(Machine().cores(), lanes), 0, -1) if lanes % n == 0)
+        overrides["actors"] = actors_for(lanes)
+    overrides.setdefault("topology", _topology(config, overrides))
     actors = overrides.get("actors")
     if isinstance(actors, int) and actors > 0 and "envs_per_actor" not in overrides:  # anything else is refused later
         overrides["envs_per_actor"] = max(1, lanes // actors)
     return overrides
+
+
+def actors_for(lanes: int) -> int:
+    """As many actors as there are cores, if they divide the environments."""
+    return next(n for n in range(min(Machine().cores(), lanes), 0, -1) if lanes % n == 0)
+
+
+def _topology(config: RunConfig, overrides: dict[str, Any]) -> str:
+    """Where actors run if that was not said: several actors are processes, several ranks learn together."""
+
+    def said(name: str) -> int:
+        value = overrides.get(name)
+        return value if isinstance(value, int) else 1  # anything else is refused later
+
+    ray = overrides.get("ray", {})
+    address = ray.get("address") if isinstance(ray, dict) else getattr(ray, "address", "")
+    if address or overrides.get("ray.address"):
+        return "ray_cluster"
+    if config.topology not in ("auto", "serial"):
+        return config.topology
+    if said("ranks") > 1:
+        return "allreduce"
+    return "local" if said("actors") > 1 else config.topology
 
 
 def kind_of(spec: EnvSpec) -> str:

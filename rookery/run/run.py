@@ -50,7 +50,8 @@ from rookery.processes.threads import Threads, available_cores
 from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
 from rookery.roles.learner import Learner
-from rookery.run.env import check_env, resolve, spec_of
+from rookery.run.auto import check_settled, settled, spec_for
+from rookery.run.env import check_env, resolve
 from rookery.run.finished import Run, trusted
 from rookery.run.ranks import LocalRanks, RankLauncher, as_rank, supervise
 from rookery.run.run_folder import clear_folder, folder_name, opened, rank_folder
@@ -81,10 +82,7 @@ def configure(recipe: str, env: Env, preset: str = "", **fields: Any) -> RunConf
     """The whole config of a run, from a recipe's name, an environment and the fields to change."""
     name = resolve(env)
 
-    def spec() -> EnvSpec:
-        return spec_of(name, fields.get("env_kwargs", {}))
-
-    return recipe_named(recipe).build(name, spec, preset, **fields)
+    return recipe_named(recipe).build(name, lambda: spec_for(name, fields), preset, **fields)
 
 
 def train(
@@ -103,8 +101,9 @@ def train(
         raise UsageError('which environment? train("ppo", env="CartPole-v1")')
     check_callbacks(callbacks)
     config = check(recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields))
+    config, why = settled(config)
     with _interrupting(), Signals() as signals:
-        return _uninterrupted(start(config, signals, overwrite=overwrite, callbacks=callbacks))
+        return _uninterrupted(start(config, signals, overwrite=overwrite, callbacks=callbacks, why=why))
 
 
 @contextmanager
@@ -127,9 +126,12 @@ def _uninterrupted(run: Run) -> Run:
 
 def start(
     config: RunConfig, signals: Signals, tell: Callable[[str], None] = _warn, overwrite: bool = False,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[Any] = (), why: str = "",
 ) -> Run:  # fmt: skip
-    """Train a checked config. Signals that came before now count: the folder is written and can be resumed."""
+    """Train a checked config, whose topology is settled (`why`: by a measurement, to be recorded).
+
+    Signals that came before now count: the folder is written and can be resumed.
+    """
     for note in check_env(config):
         tell(note)
     if config.topology == "allreduce" and (place := place_of()) is not None:
@@ -142,7 +144,7 @@ def start(
             before &= {path.name for path in folder.iterdir()}
         folders.store(folder, "config.json", encode_config(config))
         try:
-            return _carry_out(config, folder, None, [], signals, tell, callbacks)
+            return _carry_out(config, folder, None, [], signals, tell, callbacks, why)
         except UsageError:  # nothing has begun: the same command, corrected, finds the place free
             clear_folder(folder, before)
             raise
@@ -196,6 +198,7 @@ def go_on(
             )
         # A fault plan applies to one process; a resumed run needs it given again.
         config = check(with_fields(before, {"fault_plan": ""} | fields))
+        check_settled(config)
         for note in check_env(config):
             tell(note)
         if checkpoint.all_steps(folder / "checkpoints") or folders.exists(folder, "summary.json"):
@@ -242,11 +245,11 @@ def check(config: RunConfig) -> RunConfig:
 
 def _carry_out(
     config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str], signals: Signals,
-    tell: Callable[[str], None], callbacks: Sequence[Any] = (),
+    tell: Callable[[str], None], callbacks: Sequence[Any] = (), why: str = "",
 ) -> Run:  # fmt: skip
     """Train in this process, or in one for each rank."""
     if config.ranks == 1:
-        return execute(config, folder, saved, notes, signals, tell, callbacks=callbacks)
+        return execute(config, folder, saved, notes, signals, tell, callbacks=callbacks, why=why)
     named = callback_paths(callbacks)
     for note in _rank_notes(config):
         tell(note)
@@ -281,9 +284,9 @@ def _of_group(config: RunConfig, place: Place) -> RunConfig:
 @guarded()
 def execute(
     config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str], signals: Signals,
-    tell: Callable[[str], None] = _warn, group: Reduce = ALONE, callbacks: Sequence[Any] = (),
+    tell: Callable[[str], None] = _warn, group: Reduce = ALONE, callbacks: Sequence[Any] = (), why: str = "",
 ) -> Run:  # fmt: skip
-    """Train in this process; with a group, as one rank of it."""
+    """Train in this process; with a group, as one rank of it. `why` it has its topology, if that was measured."""
     signals.check()
     topology = importlib.import_module(f"rookery.topologies.{config.topology}")
     threads = Threads(config)
@@ -306,6 +309,7 @@ def execute(
                 told += _rewound(folder, saved, journal)
             if saved is not None:
                 restore(job, saved)
+            journal.chose(why)
             for note in told:
                 journal.say(note)
             if callbacks:

@@ -28,7 +28,7 @@ from rookery.storage.limits import MAX_ELEMENTS, MAX_JSON
 
 ROUNDS = int(os.environ.get("ROOKERY_ATTACK_ROUNDS", "260"))
 SEED = int(os.environ.get("ROOKERY_ATTACK_SEED", "9"))
-SMALL = {"quiet": True, "actors": 2, "envs_per_actor": 2, "env_steps": 200, "threads": 1}
+SMALL = {"quiet": True, "topology": "serial", "actors": 2, "envs_per_actor": 2, "env_steps": 200, "threads": 1}
 REPLAY = {"min_size": 20, "batch": 8, "capacity": 100, "samples_per_insert": 1.0}
 PPO = {"unroll": 8, "epochs": 1, "minibatches": 2, "chunk": 8}
 SEQUENCES = {"sequence": 8, "burn_in": 4, "overlap": 4, "unroll": 6, "replay": REPLAY | {"min_size": 5, "batch": 4}}

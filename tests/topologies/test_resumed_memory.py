@@ -12,8 +12,14 @@ from rookery.core.errors import CheckpointError
 from rookery.storage import checkpoint
 
 REPLAY = {"min_size": 50, "batch": 8, "capacity": 300, "samples_per_insert": 1.0}
-FIELDS = {"quiet": True, "actors": 2, "envs_per_actor": 2, "algo": {"replay": REPLAY, "n_step": 3, "unroll": 8}}
-FIELDS |= {"checkpoint": {"every": 200}, "env_steps": 500}
+FIELDS = {
+    "quiet": True,
+    "topology": "serial",
+    "actors": 2,
+    "envs_per_actor": 2,
+    "algo": {"replay": REPLAY, "n_step": 3, "unroll": 8},
+}
+FIELDS |= {"topology": "serial", "checkpoint": {"every": 200}, "env_steps": 500}
 
 
 @pytest.fixture(scope="module")
