@@ -51,7 +51,10 @@ def asked(recipe: str, words: list[str], prog: str) -> tuple[RunConfig, dict[str
     row = f"\n\nThe defaults are those of the preset {config.preset!r}." if config.preset else ""
     if asks_help and not env:
         row = "\n\nThe defaults depend on the environment: add --env ID to see them."
-    return read(config, spelt, prog, f"{chosen.about}.{row}\n\n{ABOUT}", EXTRA)
+    found, extra = read(config, spelt, prog, f"{chosen.about}.{row}\n\n{ABOUT}", EXTRA)
+    if found.topology == "auto":  # named, and what follows from the other words and the preset is known already
+        found = dataclasses.replace(found, topology=config.topology)
+    return found, extra
 
 
 def read(

@@ -34,7 +34,7 @@ VERBS = {
 
 EXAMPLES = (
     "rookery train ppo --env CartPole-v1 --target-return 475",
-    "rookery train ppo --env CartPole-v1 --topology local --actors 2 --core lstm",
+    "rookery train ppo --env CartPole-v1 --actors 2 --core lstm",
     "rookery eval runs/ppo-CartPole-v1-1-… --episodes 100",
 )
 

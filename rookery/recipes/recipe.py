@@ -69,7 +69,8 @@ def _actors(config: RunConfig, overrides: dict[str, Any]) -> dict[str, Any]:
     lanes = config.actors * config.envs_per_actor
     if overrides.get("topology") == "local" and "actors" not in overrides and "envs_per_actor" not in overrides:
         overrides["actors"] = actors_for(lanes)
-    overrides.setdefault("topology", _topology(config, overrides))
+    if overrides.get("topology", "auto") == "auto":
+        overrides["topology"] = _topology(config, overrides)
     actors = overrides.get("actors")
     if isinstance(actors, int) and actors > 0 and "envs_per_actor" not in overrides:  # anything else is refused later
         overrides["envs_per_actor"] = max(1, lanes // actors)
@@ -96,7 +97,9 @@ def _topology(config: RunConfig, overrides: dict[str, Any]) -> str:
         return config.topology
     if said("ranks") > 1:
         return "allreduce"
-    return "local" if said("actors") > 1 else config.topology
+    if said("actors") > 1:
+        return "local"
+    return "serial" if {"actors", "envs_per_actor"} & set(overrides) else config.topology  # nothing is left to choose
 
 
 def kind_of(spec: EnvSpec) -> str:

@@ -22,7 +22,6 @@ from rookery.envs.given import given, unguarded
 from rookery.envs.make import stepped_together
 from rookery.processes.signals import Signals
 from rookery.processes.threads import available_cores
-from rookery.recipes import RECIPES
 from rookery.recipes.recipe import actors_for
 from rookery.run.env import spec_of
 
@@ -71,11 +70,9 @@ def decide(step_s: float, env_steps: int, actors: int) -> bool:
 
 
 def settled(config: RunConfig, signals: Signals | None = None) -> tuple[RunConfig, str]:
-    """The config with topology serial or local for auto, and why; empty if there was nothing to choose."""
+    """The config with topology serial or local for auto, and why; empty if nothing was measured."""
     if config.topology != "auto":
         return config, ""
-    if (row := _row(config)) != "auto":
-        return replace(config, topology=row), ""
     serial = replace(config, topology="serial")
     lanes = config.actors * config.envs_per_actor
     actors = config.actors if config.actors > 1 else actors_for(lanes)
@@ -101,12 +98,6 @@ def check_settled(config: RunConfig) -> None:
     """For a run that is resumed."""
     if config.topology == "auto":
         raise UsageError("topology auto is settled when a run starts; resume it with the one that it has, or name one")
-
-
-def _row(config: RunConfig) -> Any:
-    """The topology that the preset names: that of the paper, or what is known of its environment."""
-    presets = RECIPES[config.recipe].presets if config.recipe in RECIPES else ()
-    return next((each.fields.get("topology", "auto") for each in presets if each.name == config.preset), "auto")
 
 
 def _movable(env: str) -> bool:

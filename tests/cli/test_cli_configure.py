@@ -36,6 +36,7 @@ def read(*words: str) -> RunConfig:
         ("--topology local --actors 4", {"topology": "local", "actors": 4}),
         ("--actors 2 --envs-per-actor=3", {"actors": 2, "envs_per_actor": 3}),
         ("--topology serial --actors 2", {"topology": "serial", "actors": 2}),
+        ("--topology auto --actors 2", {"topology": "auto", "actors": 2}),
         ("--ranks 2", {"ranks": 2}),
         ("--ray-address 10.0.0.1:6379", {"ray": {"address": "10.0.0.1:6379"}}),
         ("--topology local", {"topology": "local"}),

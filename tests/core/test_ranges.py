@@ -48,7 +48,7 @@ def a_run(name: str = "ppo", env: str = "CartPole-v1", **fields):
         ({"seed": "one"}, "seed is 'one'; it must be a whole number"),
         ({"out": 3}, "out is 3; it must be text"),
         ({"target_return": "high"}, "target_return is 'high'; it must be a number or none"),
-        ({"topology": "clustr"}, "topology is 'clustr'; it must be serial or local or async_grads"),
+        ({"topology": "clustr"}, "topology is 'clustr'; it must be auto or serial or local"),
         ({"checkpoint": {"every": 0}}, "checkpoint.every is 0"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep is 0"),
         ({"supervisor": {"step_deadline": -1.0}}, "supervisor.step_deadline is -1.0; it must be above 0"),

@@ -10,7 +10,7 @@ from rookery.algorithms.dqn import DQNConfig
 from rookery.core.config import ReplayConfig, RunConfig
 from rookery.metrics.split import STAGES, Split, advice, shares
 
-CONFIG = RunConfig(recipe="ppo", algorithm="m:C", env="CartPole-v1", algo=None)
+CONFIG = RunConfig(recipe="ppo", algorithm="m:C", env="CartPole-v1", algo=None, topology="serial")
 seconds = st.dictionaries(st.sampled_from(STAGES), st.floats(0, 1e6))
 wall = st.floats(0, 1e6)
 

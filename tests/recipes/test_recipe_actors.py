@@ -18,14 +18,18 @@ def test_actors_are_as_many_as_the_cores_that_the_cgroup_allows(monkeypatch, cor
     [
         ("ppo", {}, "auto"),
         ("ppo", {"actors": 4}, "local"),
-        ("ppo", {"actors": 1}, "auto"),
+        ("ppo", {"actors": 1}, "serial"),
+        ("ppo", {"envs_per_actor": 2}, "serial"),
+        ("ppo", {"topology": "auto"}, "auto"),
+        ("ppo", {"topology": "auto", "actors": 2}, "local"),
         ("ppo", {"actors": 4, "topology": "serial"}, "serial"),
         ("ppo", {"ranks": 2}, "allreduce"),
         ("ppo", {"ranks": 2, "actors": 2}, "allreduce"),
         ("ppo", {"ranks": 2, "ray": {"address": "auto"}}, "ray_cluster"),
         ("ppo", {"ray.address": "auto"}, "ray_cluster"),
-        ("ppo", {"actors": "two"}, "auto"),  # refused later, in words
+        ("ppo", {"actors": "two"}, "serial"),  # refused later, in words
         ("appo", {}, "local"),
+        ("appo", {"topology": "auto"}, "local"),
         ("a3c", {"actors": 4}, "async_grads"),
         ("ddppo", {"actors": 4, "ranks": 2}, "allreduce"),
         ("a3c", {"ray": {"address": "auto"}}, "ray_cluster"),

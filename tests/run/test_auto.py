@@ -11,7 +11,7 @@ import rookery
 from rookery.core.errors import EnvError, UsageError
 from rookery.run import auto
 from rookery.run.auto import decide, settled
-from rookery.run.run import Run
+from rookery.run.finished import Run
 
 SMALL = {"preset": "vector", "quiet": True, "net": {"hidden": (8,)}, "algo": {"unroll": 8}}
 
