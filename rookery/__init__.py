@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from rookery.play.prediction import Prediction
     from rookery.run.finished import Run
     from rookery.run.run import configure, resume, train
+    from rookery.sweeps.sweep import sweep
     from rookery.topologies.callbacks import Callback, Training
 
 __version__ = "0.1.0"
 __all__ = [
     "Callback", "Policy", "Prediction", "Run", "Training", "compare", "configure", "evaluate", "load", "plot", "record",
-    "report", "resume", "train",
+    "report", "resume", "sweep", "train",
 ]  # fmt: skip
 
 _WHERE = {
@@ -25,6 +26,7 @@ _WHERE = {
     **dict.fromkeys(("Callback", "Training"), "rookery.topologies.callbacks"),
     **dict.fromkeys(("Policy", "load"), "rookery.play.policy"),
     **dict.fromkeys(("compare", "evaluate", "plot", "record", "report"), "rookery.play.interface"),
+    "sweep": "rookery.sweeps.sweep",
 }
 
 

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "rookery"
 CONTRACT = {"algorithms.base", "algorithms.registry"}  # what those who run an algorithm know of it
 BASE = {"core", "ops"}
 SERVICES = {"roles", "pipes", "processes", "storage", "metrics"}
-TOP = {"recipes", "cli", "run", "play", "__init__", "__main__"}
+TOP = {"recipes", "cli", "run", "play", "sweeps", "__init__", "__main__"}
 LOWER = {*BASE, "nets", "envs", "tables", *CONTRACT}
 EVERYTHING = {*BASE, "nets", "envs", "tables", "algorithms", *SERVICES, "crews", "topologies", *TOP}
 

@@ -64,7 +64,7 @@ def spell(words: Iterable[str], flags: Mapping[str, Any], short: Mapping[str, st
         word = rest.pop(0)
         if not word.startswith("--") or len(word) < 3:
             _refuse_list(flag, word, kind)
-            spelt.append(word if word in HELP else _value(word, kind))
+            spelt.append(word if word in HELP else plain_value(word, kind))
             continue
         if word in HELP:
             spelt.append(word)
@@ -81,7 +81,7 @@ def spell(words: Iterable[str], flags: Mapping[str, Any], short: Mapping[str, st
             spelt.append(_switch(positive, _truth(positive, value or "true") == (name == positive)))
         else:
             _refuse_list(flag, value, kind)
-            spelt.append(f"--{name}={_value(value, kind)}" if equals else f"--{name}")
+            spelt.append(f"--{name}={plain_value(value, kind)}" if equals else f"--{name}")
     return spelt
 
 
@@ -109,7 +109,7 @@ def _truth(name: str, value: str) -> bool:
     return value.lower() in TRUE
 
 
-def _value(word: str, kind: Any) -> str:
+def plain_value(word: str, kind: Any) -> str:
     """`1e6`, `100k` and `2M` for whole numbers, `none` for None."""
     options = _options(kind)
     if word.lower() == "none" and type(None) in options:

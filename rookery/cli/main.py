@@ -1,7 +1,7 @@
 """The `rookery` command: finds the verb, runs it, and turns errors into one line and an exit code.
 
 Each verb is a function `(words) -> exit code` in a module that is imported only when the verb is asked for: help and
-misspelt verbs answer at once, without loading torch. The two that train, `(words, signals)`, handle signals from the
+misspelt verbs answer at once, without loading torch. Those that train, `(words, signals)`, handle signals from the
 first line on: a signal that arrives while libraries load is not lost. Their output is best effort and never decides the
 exit code; the other verbs answer, and an answer that could not be written is an error (`metrics/output.py`).
 """
@@ -21,6 +21,7 @@ from rookery.processes.signals import Signals, ended
 VERBS = {
     "train": ("rookery.cli.train:train", "train a recipe on an environment"),
     "resume": ("rookery.cli.train:resume", "continue a run from its newest checkpoint"),
+    "sweep": ("rookery.cli.sweep:sweep", "train many settings and seeds, and compare them"),
     "eval": ("rookery.cli.play:evaluate", "play whole episodes with what a run learnt, and report the return"),
     "record": ("rookery.cli.play:record", "record episodes of a run's policy, as mp4"),
     "plot": ("rookery.cli.plot:plot", "draw learning curves of one or more runs"),
@@ -39,7 +40,7 @@ EXAMPLES = (
 )
 
 
-TRAINS = ("train", "resume")
+TRAINS = ("train", "resume", "sweep")
 
 
 def main(argv: list[str] | None = None) -> int:

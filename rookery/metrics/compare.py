@@ -64,7 +64,7 @@ def _row(label: str, members: Sequence[tuple[Path, Curve]], target: float | None
     curves = [curve for _, curve in members]
     goal = number(curves[0].config.get("target_return")) if target is None else target
     steps = [steps_to(goal, curve.env_steps, curve.return_mean) for curve in curves]
-    played = [_evaluated(folder) for folder, _ in members]
+    played = [evaluated(folder) for folder, _ in members]
     known = [value for value in played if value is not None]
     return Row(
         label=label, env=str(curves[0].config.get("env", "?")), runs=len(curves),
@@ -90,7 +90,7 @@ def _note(curves: Sequence[Curve]) -> str:
     return "; ".join(notes)
 
 
-def _evaluated(folder: Path) -> float | None:
+def evaluated(folder: Path) -> float | None:
     """The mean return of the newest evaluation; of several, that of the most episodes."""
     found = [each for each in evaluations(folder) if math.isfinite(number(each["return_mean"]))]
     if not found:
