@@ -18,12 +18,11 @@ from typing import Any
 
 import msgspec
 
-from rookery.cli.flags import FALSE, SHORT, TRUE, nearest, plain_value
+from rookery.cli.flags import FALSE, SHORT, TRUE, plain_value
 from rookery.core.config import RunConfig
 from rookery.core.errors import UsageError
 from rookery.core.ranges import describe
-from rookery.sweeps.plan import hint_of
-from rookery.sweeps.sweep import range_of
+from rookery.sweeps.plan import Range, hint_of, range_of
 
 TAKES = {  # words after each flag
     "seeds": 1, "set": 2, "search": 4, "optuna": 1, "jobs": 1, "out": 1, "resume": 1, "retry": 0, "trust": 1,
@@ -134,10 +133,12 @@ def bare(hint: Any) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
 
 
-def ranges(search: dict[str, list[str]]) -> dict[str, Any]:
-    return {path: range_of(path, words) for path, words in search.items()}
-
-
-def known_flag(word: str) -> str:
-    """A hint for a flag that a sweep does not have."""
-    return nearest(word, TAKES, "--")
+def ranges(search: dict[str, list[str]]) -> dict[str, Range]:
+    found = {}
+    for path, words in search.items():
+        try:
+            found[path] = range_of(path, words)
+        except UsageError:
+            given = " ".join(words)
+            raise UsageError(f"--search {path} {given}: write range LOW HIGH or log LOW HIGH, with numbers") from None
+    return found

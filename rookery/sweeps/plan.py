@@ -20,7 +20,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -177,7 +177,7 @@ def _nearest(path: str, known: list[str]) -> str:
 
 def value_at(config: Any, path: str) -> Any:
     """A field of a config as a file has it."""
-    return msgspec.to_builtins(functools.reduce(getattr, path.split("."), config))
+    return _as_stored(functools.reduce(getattr, path.split("."), config))
 
 
 def checked(plan: Plan, spec_of: Callable[[str, dict[str, Any]], EnvSpec]) -> Plan:
@@ -187,10 +187,6 @@ def checked(plan: Plan, spec_of: Callable[[str, dict[str, Any]], EnvSpec]) -> Pl
     """
     from rookery.run.run import check
 
-    if (plan.search or plan.trials) and not (plan.trials and (plan.search or plan.grid)):
-        raise UsageError("a search needs the number of trials, and fields to vary" if plan.search else NOTHING)
-    if plan.total > LIMIT:
-        raise UsageError(f"these are {plan.total:,} runs; a sweep has {LIMIT:,} at most")
     specs: dict[str, EnvSpec] = {}
 
     def build(values: dict[str, Any]) -> RunConfig:
@@ -206,13 +202,20 @@ def checked(plan: Plan, spec_of: Callable[[str, dict[str, Any]], EnvSpec]) -> Pl
         return value_at(check(with_fields(plan.base, {path: value})), path)
 
     grid = {path: _unique([one(path, value) for value in _list(path, values)]) for path, values in plan.grid.items()}
-    search = {path: _range(plan.base, path, each) for path, each in plan.search.items()}
-    if both := grid.keys() & search.keys():
+    for path, each in plan.search.items():
+        _check_range(plan.base, path, each)
+    if both := grid.keys() & plan.search.keys():
         raise UsageError(f"{both.pop()} is given values and a range: leave one out")
-    plan = replace(plan, grid=grid, search=search)
+    if plan.search and not plan.trials:
+        raise UsageError("ranges are sampled from, in trials: say how many")
+    if plan.trials and not (plan.search or grid):
+        raise UsageError("trials need something to sample: give fields with their values, or ranges")
+    plan = replace(plan, grid=grid)
+    if plan.total > LIMIT:
+        raise UsageError(f"these are {plan.total:,} runs; a sweep has {LIMIT:,} at most")
     if plan.trials:
         for low in (True, False):
-            build({path: _end(plan.base, path, each, low) for path, each in search.items()})
+            build({path: _end(plan.base, path, each, low) for path, each in plan.search.items()})
         for path, values in grid.items():
             for value in values:
                 build({path: value})
@@ -220,9 +223,6 @@ def checked(plan: Plan, spec_of: Callable[[str, dict[str, Any]], EnvSpec]) -> Pl
         for setting in plan.settings():
             _with_setting(build, setting)
     return plan
-
-
-NOTHING = "trials need something to sample: give fields with their values, or ranges"
 
 
 def _with_setting(build: Callable[[dict[str, Any]], RunConfig], setting: Setting) -> None:
@@ -235,29 +235,30 @@ def _with_setting(build: Callable[[dict[str, Any]], RunConfig], setting: Setting
 
 
 def _list(path: str, values: Any) -> list[Any]:
-    if isinstance(values, str | dict) or not isinstance(values, Sequence) or not len(values):
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable) or not (found := list(values)):
         raise UsageError(f"{path}: give a list of the values to try, and not {values!r}")
-    return list(values)
+    return found
 
 
 def _unique(values: list[Any]) -> list[Any]:
     return [value for place, value in enumerate(values) if value not in values[:place]]
 
 
-def _range(base: RunConfig, path: str, asked: Any) -> Range:
-    words = ("log", *dataclasses.astuple(asked)[:2]) if isinstance(asked, Range) and asked.log else asked
-    words = ("range", asked.low, asked.high) if isinstance(asked, Range) and not asked.log else words
+def range_of(path: str, words: Any) -> Range:
+    """A range as a caller gives it: ("log", 1e-5, 1e-2)."""
     try:
         kind, low, high = words
-        found = Range(float(low), float(high), {"log": True, "range": False}[kind])
+        return Range(float(low), float(high), {"log": True, "range": False}[kind])
     except (TypeError, ValueError, KeyError):
-        raise UsageError(f"{path}: a range is ('range', low, high) or ('log', low, high), and not {asked!r}") from None
+        raise UsageError(f"{path}: a range is ('range', low, high) or ('log', low, high), and not {words!r}") from None
+
+
+def _check_range(base: RunConfig, path: str, each: Range) -> None:
     if numeric(hint_of(base, path)) is None:
         raise UsageError(f"{path} is no number, and has no range: give it values to choose from")
-    if not found.low < found.high or (found.log and found.low <= 0):
-        above = " and above 0" if found.log else ""
-        raise UsageError(f"{path}: the range goes from {low} to {high}; the first must be lower{above}")
-    return found
+    if not each.low < each.high or (each.log and each.low <= 0):
+        above = " and above 0" if each.log else ""
+        raise UsageError(f"{path}: the range goes from {each.low:g} to {each.high:g}; the first must be lower{above}")
 
 
 def numeric(hint: Any) -> type | None:
@@ -323,11 +324,12 @@ def planned(found: Stored, trust: Sequence[str]) -> Plan:
 
 def differences(found: Stored, plan: Plan) -> list[str]:
     """What another sweep in the same folder may not change, in words."""
-    old, new = dict(_leaves(found.base)), dict(_leaves(msgspec.to_builtins(plan.base)))
-    words = [f"{name} {shown(old.get(name))}" for name in {**old, **new} if old.get(name) != new.get(name)]
+    old, new = dict(_leaves(found.base)), dict(_leaves(_as_stored(plan.base)))
+    # A field that an earlier version did not have has its default there.
+    words = [f"{name} {shown(value)}" for name, value in old.items() if value != new.get(name)]
     if bool(found.trials) != bool(plan.trials):
         words.append("trials" if found.trials else "no trials")
-    elif plan.trials and (found.set != _builtins(plan.grid) or found.search != plan.search):
+    elif plan.trials and (found.set != _as_stored(plan.grid) or found.search != plan.search):
         words.append("other values or ranges to sample from")
     return words
 
@@ -340,5 +342,5 @@ def _leaves(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield prefix + name, value
 
 
-def _builtins(value: Any) -> Any:
+def _as_stored(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from rookery.core.errors import CheckpointError, StorageError, UsageError
+from rookery.core.errors import CheckpointError, RookeryError, StorageError, UsageError
 from rookery.storage import folder as folders
 from rookery.sweeps.plan import Plan, Planned, Range, Setting, hint_of, numeric
 
@@ -167,7 +167,9 @@ def _study(optuna: Any, folder: Path) -> Any:
         return optuna.create_study(storage=storage, study_name=NAME, direction="maximize", load_if_exists=True)
     except OSError as error:
         raise StorageError(f"cannot use {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except RookeryError:
+        raise
+    except Exception as error:  # whatever Optuna makes of a damaged file
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 

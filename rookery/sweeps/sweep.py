@@ -80,22 +80,13 @@ def sweep(
     if isinstance(recipe, RunConfig) and fields:
         raise UsageError(f"{next(iter(fields))} is a field of the config that is given: change it there")
     name = recipe.recipe if isinstance(recipe, RunConfig) else recipe
-    ranges = {path: range_of(path, each) for path, each in (search or {}).items()}
+    ranges = {path: plans.range_of(path, each) for path, each in (search or {}).items()}
     asked = asked_plan(base, name, {**(set or {})}, ranges, seeds, optuna, jobs)
     with Signals() as signals, opened_view(base.quiet) as view:
         found = start(asked, out, signals, view, retry)
     if found.exit_code == INTERRUPT:
         raise KeyboardInterrupt(f"interrupted; the same call with out={str(found.path)!r} goes on")
     return found
-
-
-def range_of(path: str, words: Any) -> Range:
-    """A range as a caller gives it: ("log", 1e-5, 1e-2)."""
-    try:
-        kind, low, high = words
-        return Range(float(low), float(high), {"log": True, "range": False}[kind])
-    except (TypeError, ValueError, KeyError):
-        raise UsageError(f"{path}: a range is ('range', low, high) or ('log', low, high), and not {words!r}") from None
 
 
 def asked_plan(

@@ -113,7 +113,7 @@ def board(runs: Sequence[SweepRun], total: int, room: int) -> Table:
     progress = {run.name: _progress(run.path) for run in runs if run.state == "running"}
     table = Table(box=None, padding=(0, 2, 0, 1), header_style="dim", title_justify="left", title_style="")
     table.title = _title(runs, total, progress)
-    table.add_column("run", overflow="ellipsis", no_wrap=True)
+    table.add_column("run", overflow="ellipsis")  # the only one that becomes narrower
     for name in ("state", "steps", "return", "left"):
         table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
     order = {"running": 0, "failed": 1, "stopped": 2, "done": 3, "waiting": 4}
