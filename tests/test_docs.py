@@ -141,10 +141,13 @@ def no_work(monkeypatch, tmp_path):
     import rookery.play.policy
     import rookery.run.cluster_work
     import rookery.run.run
+    import rookery.sweeps.sweep
 
     for module, name in (
         (rookery.run.run, "start"),
         (rookery.run.run, "go_on"),
+        (rookery.sweeps.sweep, "start"),
+        (rookery.sweeps.sweep, "go_on"),
         (rookery.play.policy, "load"),
         (rookery.metrics.plot, "plot_runs"),
         (rookery.metrics.report, "write_report"),
@@ -189,6 +192,7 @@ def test_flags_and_fields_in_the_text_exist(page):
     from rookery.cli import check_env, cluster_plan, compare, doctor, play, plot, recipes, report
     from rookery.cli.configure import EXTRA
     from rookery.cli.flags import SHORT, flags_of
+    from rookery.cli.sweep_words import TAKES
 
     # The page of a recipe speaks of that recipe's fields only.
     meant = [recipe for name, recipe in RECIPES.items() if PAGE_OF[name] == page] or RECIPES.values()
@@ -205,7 +209,7 @@ def test_flags_and_fields_in_the_text_exist(page):
         doctor.Doctor,
         cluster_plan.Options,
     )
-    known = fields.union(groups, EXTRA, SHORT, ("help", "envs"), *(flags_of(verb) for verb in shown))
+    known = fields.union(groups, EXTRA, SHORT, ("help", "envs"), TAKES, *(flags_of(verb) for verb in shown))
     named = re.findall(r"(?<![\w/.-])--((?:no-)?)([a-z][\w.-]*)", without_code(page))
     assert [name for _, name in named if name.rstrip(".") not in known] == []
     dotted = re.findall(rf"`((?:{'|'.join(groups)})(?:\.\w+)+)", without_code(page))

@@ -44,6 +44,9 @@ class SweepRun:
     exit_code: int = 0
     summary: dict[str, Any] = field(default_factory=dict)  # its summary.json, once it has ended
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -57,7 +60,7 @@ class Outcome:
     config: RunConfig  # with the first seed, for training it again
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sweep:
     """A sweep that has ended, or was interrupted."""
 
@@ -75,6 +78,14 @@ class Sweep:
     @property
     def failed(self) -> list[SweepRun]:
         return [run for run in self.runs if run.state == "failed"]
+
+    def __repr__(self) -> str:
+        """The table, as a terminal shows it."""
+        rows = cells(self)
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        done = sum(run.state == "done" for run in self.runs)
+        return "\n".join([f"<Sweep {str(self.path)!r}: {done} of {self.plan.total} runs done>", *lines])
 
     def _repr_html_(self) -> str:
         head, *rows = cells(self)
@@ -180,7 +191,8 @@ def train_command(recipe: str, outcome: Outcome, plain: RunConfig) -> str:
     words = ["rookery", "train", recipe, "--env", config.env]
     if config.preset != plain.preset:
         words += ["--preset", config.preset]
-    for path, value in _changes(plain, config):
+    fields = {path: value for path, value in _changes(plain, config) if path not in outcome.values}
+    for path, value in {**outcome.values, **fields}.items():
         words += _flag(path, value)
     return shlex.join(words)
 
