@@ -191,6 +191,8 @@ def checked(plan: Plan, spec_of: Callable[[str, dict[str, Any]], EnvSpec]) -> Pl
 
     def build(values: dict[str, Any]) -> RunConfig:
         config = check(with_fields(plan.base, values))
+        if config.topology == "auto":
+            raise UsageError("topology auto cannot be a value in a sweep: name serial, local or another one")
         kwargs = json.dumps(config.env_kwargs, sort_keys=True)
         if kwargs not in specs:
             specs[kwargs] = spec_of(config.env, config.env_kwargs)

@@ -99,6 +99,8 @@ def asked_plan(
     if trials < 0:
         raise UsageError(f"{trials} trials cannot be made")
     base = check(replace(base, out="", quiet=True, seed=1))
+    if base.topology == "auto":  # several runs use the cores better than several processes of one
+        base = replace(base, topology="serial")
     count = plans.TRIAL_SEEDS if trials else plans.SEEDS
     return Plan(
         base, grid, search, plans.seeds_of(count if seeds is None else seeds), trials, jobs or jobs_for(base), recipe

@@ -18,7 +18,7 @@ from rookery.sweeps.plan import Plan, Range, checked, seeds_of, setting_name
 
 @pytest.fixture(scope="module")
 def base():
-    return configure("ppo", "CartPole-v1", env_steps=500)
+    return configure("ppo", "CartPole-v1", env_steps=500, topology="serial")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,7 @@ def test_fields_with_the_same_last_part_keep_their_path(base):
         ({"algo.lr": []}, "give a list of the values"),
         ({"algo.lr": ["much"]}, "algo.lr is 'much'; it must be"),
         ({"algo.gamma": [0.9, 1.5]}, "algo.gamma is 1.5; it must be from 0 to 1"),
+        ({"topology": ["serial", "auto"]}, "topology auto cannot be a value in a sweep"),
         ({"algo.minibatches": [1, 7]}, "7"),  # of a batch that cannot be divided by it
     ],
 )
@@ -109,7 +110,7 @@ def test_a_stored_plan_is_read_back_and_may_name_no_code(base, look, tmp_path):
     plans.store(plan, tmp_path)
     found = plans.stored(tmp_path)
     assert plans.planned(found, ()) == plan and plans.differences(found, plan) == []
-    other = checked(Plan(configure("ppo", "CartPole-v1", env_steps=600), plan.grid), look)
+    other = checked(Plan(configure("ppo", "CartPole-v1", env_steps=600, topology="serial"), plan.grid), look)
     assert plans.differences(found, other) == ["env_steps 500"]
 
     record = json.loads((tmp_path / plans.FILE).read_text())

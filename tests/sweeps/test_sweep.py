@@ -44,6 +44,7 @@ def test_one_failed_and_one_stopped_run_are_told_and_go_on(tmp_path):
     assert [run.state for run in found.runs] == ["done", "done"] and found.exit_code == 0
     assert (stopped.path / "summary.json").stat().st_mtime_ns == ended  # a complete run is kept
     assert all(run.summary["env_steps"] >= 512 for run in found.runs)
+    assert found.best.config.topology == "serial"  # auto
 
     for each in found.table:
         (row,) = compare([run.path for run in found.runs if run.setting == each.setting])
