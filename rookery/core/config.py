@@ -171,6 +171,19 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation while the run trains: whole episodes, greedy, unclipped rewards, seeds of its own."""
+
+    every: Whole = 0  # environment steps between two evaluations; 0: none
+    episodes: Count = 20  # whole episodes of one evaluation
+    envs: Count = 8  # environments played together, at most: every one plays the same number of episodes
+    seed: int = 8  # of the environments, the same in every evaluation; another one than `rookery eval` takes
+    epsilon: Share = 0.0  # share of actions drawn at random (discrete actions)
+    stop: bool = False  # target_return is for the mean of an evaluation, which ends the run
+    minutes: Positive = 10.0  # an evaluation that takes longer is given up
+
+
+@dataclass(frozen=True)
 class RunConfig(Generic[AlgoConfig]):
     """Everything that defines a run."""
 
@@ -192,7 +205,7 @@ class RunConfig(Generic[AlgoConfig]):
     device: Literal["cpu", "cuda"] = "cpu"  # where the learner computes
     threads: Whole = 0  # threads the learner computes with; 0: every core, or one if the work is small
     compile: bool = False  # torch.compile the loss
-    target_return: float | None = None  # stop when the mean of the last 100 episodes reaches it
+    target_return: float | None = None  # stop when the mean of the last 100 episodes reaches it; see eval.stop
     metrics_from_info: tuple[str, ...] = ()  # numbers (or dicts of them) in `info` at an episode's end; none: declared
     track: tuple[Tracker, ...] = ()  # experiment trackers that get the records too
     track_project: str = ""  # project or experiment there; empty: what their environment variables say, or "rookery"
@@ -201,6 +214,7 @@ class RunConfig(Generic[AlgoConfig]):
     fault_plan: str = ""  # e.g. "actor[1]@env_step=137:sigkill"; for tests of your own reliability
     debug: bool = False  # poison freed slots, check more
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     gradients: GradientConfig = field(default_factory=GradientConfig)
     group: GroupConfig = field(default_factory=GroupConfig)
     ray: RayConfig = field(default_factory=RayConfig)

@@ -18,6 +18,7 @@ from rookery.core.printable import printable
 
 COLOURS, DASHES = 7, 4  # of runs; a run beyond the colours has dashes
 POINTS = 300  # of one line, at most twice as many
+STAGES = 7  # colours of the parts of a bar
 SIZE = 1000  # of the drawing, both ways
 LABEL, NEAR = 0.1, 0.06  # height and width of a letter beside a line, as shares of the chart's
 STEPS, SECONDS = "steps", "time"
@@ -69,10 +70,10 @@ def bar(shares: Mapping[str, float], what: str) -> str:
     parts, words, at = [], [], 0.0
     for place, (name, share) in enumerate(shares.items()):
         width = share / whole * SIZE
-        hatch = f'<rect class="s{place % 6}" x="{at:.1f}" width="{width:.1f}" height="10"/>'
+        hatch = f'<rect class="s{place % STAGES}" x="{at:.1f}" width="{width:.1f}" height="10"/>'
         parts.append(hatch if width else "")
         if share > 0:
-            words.append(f'<li><i class="key s{place % 6}"></i>{escape(name)} <b>{share / whole:.1%}</b></li>')
+            words.append(f'<li><i class="key s{place % STAGES}"></i>{escape(name)} <b>{share / whole:.1%}</b></li>')
         at += width
     label = escape(what)
     return (

@@ -27,6 +27,7 @@ COLOURS = {
     "learn": "green",
     "transfer": "yellow",
     "wait": "red",
+    "evaluate": "magenta",
     "other": "grey58",
 }
 FAINT, STRONG, GOOD, WARN, BAD = "grey58", "bold", "green", "yellow", "bold red"

@@ -21,6 +21,7 @@ import numpy as np
 from rookery.core.config import RunConfig
 from rookery.core.machine import Machine
 from rookery.core.types import ActorReport, Episode, Failure, StepReport
+from rookery.metrics.evaluated import KIND, Evaluated
 from rookery.metrics.ledger import Ledger, RankBooks, Ranks
 from rookery.metrics.split import Split, advice
 from rookery.metrics.window import ReturnWindow
@@ -37,6 +38,8 @@ class Journal:
         self.env_steps_to_target: int | None = None
         self.wall_s_to_target: float | None = None
         self.best: float | None = None  # highest moving mean of the return at a checkpoint
+        self.evaluations = Evaluated()
+        self.reached: tuple[int, float] | None = None  # by an evaluation: steps and time of the weights; see `reach`
         self.messages: deque[str] = deque(maxlen=5)
         self._why = ""  # this topology was chosen; empty: it was named
         self.history: list[tuple[int, float]] = []
@@ -111,7 +114,7 @@ class Journal:
         for episode in episodes:
             self.episodes += 1
             self.window.add(episode.total, episode.length, episode.info)
-        target = self.config.target_return
+        target = None if self.config.eval.stop else self.config.target_return
         if (
             target is not None
             and self.env_steps_to_target is None
@@ -120,6 +123,19 @@ class Journal:
             and mean >= target
         ):
             self.env_steps_to_target, self.wall_s_to_target = self.env_steps, self.wall_s
+
+    def evaluated(self, record: dict[str, Any], updates: int, wall_s: float) -> None:
+        """An evaluation has ended; `wall_s` is when its weights were as they are."""
+        self.evaluations.add(record)
+        self.sinks.write({"kind": KIND, "updates": updates, "wall_s": self.wall_s} | record)
+        target = self.config.target_return
+        if self.config.eval.stop and target is not None and self.reached is None and record["return_mean"] >= target:
+            self.reached = record["env_steps"], wall_s
+
+    def reach(self, at: tuple[int, float] | None) -> None:
+        """The target was reached by an evaluation, as all ranks know."""
+        if at is not None and self.env_steps_to_target is None:
+            self.env_steps_to_target, self.wall_s_to_target = at
 
     @contextmanager
     def collecting(self, overlaps: bool, waits: bool) -> Iterator[None]:
@@ -301,6 +317,7 @@ class Journal:
             "lag_max": self.lag_max, "queue_depth": self.queue_depth, "replay": self.replay, "shares": shares,
             "ledger": self.whole.as_dict(), "restarts": self._restarts, "advice": advice(shares, config, self._cores),
             "messages": list(self.messages), "history": list(self.history),
+            "evaluation": self.evaluations.shown(), "target_of": "evaluation" if config.eval.stop else "return",
         } | ({} if self.ranks is None else {"ranks": self.ranks.stats()})  # fmt: skip
 
     @property
@@ -309,9 +326,11 @@ class Journal:
 
     def summary(self, exit_reason: str, updates: int, skipped: int) -> dict[str, Any]:
         config = self.config
-        stopped = {"stop_reason": self.stop_reason} if self.stop_reason else {}
-        stopped |= {"topology_why": self._why} if self._why else {}
-        return stopped | {
+        more: dict[str, Any] = {"stop_reason": self.stop_reason} if self.stop_reason else {}
+        more |= {"topology_why": self._why} if self._why else {}
+        if config.eval.every or self.evaluations.asked:
+            more["evaluation"] = self.evaluations.summary()
+        return more | {
             "recipe": config.recipe, "env": config.env, "preset": config.preset, "seed": config.seed,
             "topology": config.topology, "actors": config.actors, "envs_per_actor": config.envs_per_actor,
             "env_steps": self.env_steps, "updates": updates, "updates_skipped": skipped,
@@ -369,4 +388,6 @@ _PANEL_ONLY = (
     "device",
     "env_steps_limit",
     "target_return",
+    "evaluation",
+    "target_of",
 )

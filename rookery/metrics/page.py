@@ -10,12 +10,12 @@ import base64
 import hashlib
 from collections.abc import Sequence
 
-from rookery.metrics.chart import escape
+from rookery.metrics.chart import STAGES, escape
 
 STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--card:#f6f7f8;--ink:#1d2328;--soft:#5d6870;--rule:#dfe3e6;--bad:#b3261e;
 --r0:#0072b2;--r1:#c25200;--r2:#00835f;--r3:#b05a8d;--r4:#2d8fc4;--r5:#a86f00;--r6:#333;
---s0:#56b4e9;--s1:#0072b2;--s2:#009e73;--s3:#e6b800;--s4:#d55e00;--s5:#9aa3a9}
+--s0:#56b4e9;--s1:#0072b2;--s2:#009e73;--s3:#e6b800;--s4:#d55e00;--s5:#cc79a7;--s6:#9aa3a9}
 @media (prefers-color-scheme:dark){:root{--paper:#14181b;--card:#1d2327;--ink:#e6eaec;--soft:#9daab2;--rule:#343c42;
 --bad:#ff8a80;--r0:#58b1ea;--r1:#ff8f4a;--r2:#3ccf9f;--r3:#e79ac4;--r4:#8fd0f5;--r5:#f0b840;--r6:#eee}}
 *{box-sizing:border-box}
@@ -62,7 +62,7 @@ STYLE += "".join(
     f".line.r{run},.dot.r{run}{{stroke:var(--r{run})}}.badge.r{run}{{background:var(--r{run})}}.end.r{run}{{color:var(--r{run})}}"
     for run in range(7)
 )
-STYLE += "".join(f".s{stage}{{fill:var(--s{stage});background:var(--s{stage})}}" for stage in range(6))
+STYLE += "".join(f".s{stage}{{fill:var(--s{stage});background:var(--s{stage})}}" for stage in range(STAGES))
 
 SCRIPT = """
 for (const plot of document.querySelectorAll('.plot')) {

@@ -1,6 +1,6 @@
 """Where the time goes: seconds per stage, as shares of the wall clock, and one line of advice drawn from them.
 
-The stages are fixed, so that every run, topology and plot has the same six. Measuring costs two clock
+The stages are fixed, so that every run, topology and plot has the same seven. Measuring costs two clock
 reads per stage and allocates nothing; it is always on. This file is arithmetic: it starts no thread and reads no file.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from rookery.core.config import RunConfig
 
-STAGES = ("env", "inference", "learn", "transfer", "wait", "other")
+STAGES = ("env", "inference", "learn", "transfer", "wait", "evaluate", "other")
 
 
 class Split:
@@ -100,6 +100,8 @@ def _remedy(limit: str, config: RunConfig, cores: int) -> str:
             return f"--actors {cores} ({actors} actors share {cores} core{'s' if cores > 1 else ''})"
         case "wait":
             return f"--envs-per-actor {2 * lanes} (slow and fast environments even out)"
+        case "evaluate":
+            return "--topology local, where another process evaluates, or a larger --eval.every"
     return "a profiler, such as py-spy: the measured stages are not the cause"
 
 
@@ -109,5 +111,6 @@ _WORDS = {
     "learn": "learning",
     "transfer": "moving data",
     "wait": "waiting for the slowest actor",
+    "evaluate": "evaluation between updates",
     "other": "unmeasured work",
 }

@@ -6,17 +6,20 @@ Every lane plays the same number of episodes, so that short ones are not over-re
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from rookery.core.config import RunConfig
 from rookery.core.errors import EnvError, UsageError
 from rookery.core.frames import with_frames
 from rookery.core.legal import random_legal
 from rookery.core.seeding import seed_of
 from rookery.core.types import MASK, ActionSpec
 from rookery.envs.lanes import LaneFault, Lanes
+from rookery.envs.make import make
 from rookery.play.memory import forgotten
 from rookery.play.policy import Policy
 
@@ -44,10 +47,24 @@ def divisor(episodes: int, most: int) -> int:
     return next(count for count in range(min(episodes, most), 0, -1) if episodes % count == 0)
 
 
+def evaluate_as_set(policy: Policy, config: RunConfig, tick: Callable[[], object] | None = None) -> Evaluation:
+    """An evaluation of a run that trains, as its `eval` fields say: in new environments, so that nothing of an earlier
+    evaluation is left in them."""
+    setting = config.eval
+    lanes = make(config, divisor(setting.episodes, setting.envs), training=False)
+    try:
+        return evaluate(policy, lanes, setting.episodes, setting.seed, epsilon=setting.epsilon, tick=tick)
+    finally:
+        lanes.close()
+
+
 def evaluate(
-    policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool = True, epsilon: float = 0.0
-) -> Evaluation:
+    policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool = True, epsilon: float = 0.0,
+    tick: Callable[[], object] | None = None,
+) -> Evaluation:  # fmt: skip
     """Play at least `episodes` episodes (the next multiple of the lanes), greedily or as in training.
+
+    `tick` is called before every step; what it raises ends the evaluation.
 
     A share `epsilon` of the actions is drawn at random, as the papers on Atari do: a deterministic game cannot
     be solved by a memorised sequence, and a greedy policy that does nothing does not get stuck.
@@ -61,7 +78,7 @@ def evaluate(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as actors do: too few rows for several threads
     try:
-        return _evaluate(policy, lanes, episodes, seed, greedy, epsilon)
+        return _evaluate(policy, lanes, episodes, seed, greedy, epsilon, tick or _nothing)
     except LaneFault as fault:
         told = f"environment {lanes.spec.id} failed in evaluation: {fault}"
         raise EnvError(with_frames(told, fault.cause), fault.reason) from fault
@@ -69,7 +86,13 @@ def evaluate(
         torch.set_num_threads(threads)
 
 
-def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool, epsilon: float) -> Evaluation:
+def _nothing() -> None:
+    pass
+
+
+def _evaluate(
+    policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool, epsilon: float, tick: Callable[[], object]
+) -> Evaluation:
     count = lanes.count
     quota = math.ceil(episodes / count)
     rng = None if greedy else torch.Generator().manual_seed(seed_of(seed, "evaluate"))
@@ -82,6 +105,7 @@ def _evaluate(policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bo
     lengths: list[list[int]] = [[] for _ in range(count)]
     told: list[dict[str, float]] = []
     while any(len(done) < quota for done in returns):
+        tick()
         action, state = policy.act_batch(obs, state, rng)
         if epsilon:
             action = _mixed(action, epsilon, policy.spec.action, dice, obs.get(MASK) if policy.spec.masked else None)

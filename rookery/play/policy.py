@@ -213,6 +213,7 @@ def load(
 ) -> Policy:  # fmt: skip
     """The policy of a run or its folder (its newest complete checkpoint, or which="best") or of one checkpoint folder.
 
+    The best is that of the evaluations during training if there were any, else of the checkpoints, by the mean return.
     `trust`: modules that its config.json may name, besides what Rookery knows itself. A run that this process has
     trained needs none. `env`: what it is to be played in, instead of what config.json names.
     `path` of a checkpoint leaves nothing to choose: `which` is then not looked at.
@@ -232,7 +233,7 @@ def load(
     notes: list[str] = []
     if path != run:
         saved = checkpoint.load(path)
-    elif which == "best" and (best := checkpoint.best(run / "checkpoints")) is not None:
+    elif which == "best" and (best := checkpoint.best_of_run(run)) is not None:
         saved = checkpoint.load(best)
     else:
         saved, notes = checkpoint.newest_told(run / "checkpoints")

@@ -11,11 +11,11 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -52,6 +52,7 @@ from rookery.recipes.recipe import with_fields
 from rookery.roles.learner import Learner
 from rookery.run.auto import check_settled, settled, spec_for
 from rookery.run.env import check_env, resolve
+from rookery.run.evaluation import Evaluations, policy_of
 from rookery.run.finished import Run, trusted
 from rookery.run.ranks import LocalRanks, RankLauncher, as_rank, supervise
 from rookery.run.run_folder import clear_folder, folder_name, opened, rank_folder
@@ -61,14 +62,11 @@ from rookery.storage import checkpoint
 from rookery.storage import folder as folders
 from rookery.storage.claim import claimed
 from rookery.storage.stored import absurd, check_arrays, check_room, check_sizes, read_config
-from rookery.storage.trust import needed, resume_command
+from rookery.storage.trust import resume_command
 from rookery.topologies.callbacks import Callbacks, Training
 from rookery.topologies.callbacks import check as check_callbacks
 from rookery.topologies.callbacks import paths as callback_paths
 from rookery.topologies.job import Job, restore
-
-if TYPE_CHECKING:
-    from rookery.play.policy import Policy
 
 CLOSING = 5.0  # seconds to write the last records
 Env = str | Callable[..., Any]  # an id or import path; or what makes an environment: a function, a lambda, a class
@@ -237,6 +235,11 @@ def check(config: RunConfig) -> RunConfig:
         raise UsageError(
             f"{config.ranks} ranks need topology allreduce or ray_cluster, and this run has {config.topology}"
         )
+    if config.eval.stop and (config.eval.every == 0 or config.target_return is None):
+        raise UsageError(
+            "eval.stop ends a run when an evaluation reaches the target return: give target_return a value, and "
+            "eval.every the number of steps between two evaluations"
+        )
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("there is no CUDA device here (or this build of torch has no CUDA); use --device cpu")
     check_trackers(config.track)
@@ -289,7 +292,7 @@ def execute(
     """Train in this process; with a group, as one rank of it. `why` it has its topology, if that was measured."""
     signals.check()
     topology = importlib.import_module(f"rookery.topologies.{config.topology}")
-    threads = Threads(config)
+    threads, ends = Threads(config), ExitStack()
     with _told(config, folder, signals, group.rank) as (sinks, panel):
         journal = Journal(config, sinks, panel, rank=group.rank)
 
@@ -304,16 +307,17 @@ def execute(
             if group.rank == 0:
                 folders.store(folder, "spec.json", msgspec.json.encode(spec))
             job = Job(config, algorithm, learner, journal, folder, signals, threads, spec, tell=tell)
-            told = [*notes, *_warnings(config)]
-            if group.rank == 0:
-                told += _rewound(folder, saved, journal)
+            rewound, evaluated = _rewound(folder, saved, journal) if group.rank == 0 else ([], [])
+            told = [*notes, *_warnings(config), *rewound]
             if saved is not None:
                 restore(job, saved)
             journal.chose(why)
             for note in told:
                 journal.say(note)
             if callbacks:
-                job.callbacks = Callbacks(callbacks, Training(job, partial(_policy_of, job)))
+                job.callbacks = Callbacks(callbacks, Training(job, partial(policy_of, job)))
+            if group.rank == 0 and (config.eval.every or callbacks):
+                job.evaluator = ends.enter_context(Evaluations(job, evaluated))
             return job
 
         try:
@@ -326,6 +330,7 @@ def execute(
             gone.__notes__ = getattr(error, "__notes__", [])
             raise gone from error
         finally:
+            ends.close()
             threads.restore()
         journal.report(force=True)
         code = signals.requested or 0
@@ -339,18 +344,6 @@ def execute(
         folders.store(folder, "summary.json", json.dumps(summary, indent=2).encode())
         write_beside(folder, tell)
     return Run(folder, config, summary, code, group.rank)
-
-
-def _policy_of(job: Job) -> Policy:
-    """A copy of the policy as it is now. Making its networks draws no random numbers of the run."""
-    from rookery.play.policy import Policy
-
-    tensors, _ = job.learner.state()
-    now = checkpoint.Checkpoint(job.folder, job.journal.env_steps, tensors, {})
-    with torch.random.fork_rng(devices=[]):
-        policy = Policy(job.config, job.spec, now)
-    policy.trust = needed(job.config)
-    return policy
 
 
 @contextmanager
@@ -372,15 +365,18 @@ def _told(config: RunConfig, folder: Path, signals: Signals, rank: int) -> Itera
         sinks.close(min(closing, max(0.5, config.supervisor.grace / 10)) if hurried else closing)
 
 
-def _rewound(folder: Path, saved: checkpoint.Checkpoint | None, journal: Journal) -> list[str]:
-    """Records of steps that will be taken again leave metrics.jsonl; what to say about it."""
+def _rewound(
+    folder: Path, saved: checkpoint.Checkpoint | None, journal: Journal
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Records of steps that will be taken again leave metrics.jsonl. What to say of it, and evaluations that stay."""
     try:
-        moved, where, wall_s = rewind(folder, -1 if saved is None else saved.env_steps)
+        moved, where, wall_s, evaluated = rewind(folder, -1 if saved is None else saved.env_steps)
     except StorageError as error:  # records must not stop a run
-        return [str(error)]
+        return [str(error)], []
     journal.not_before(wall_s)
     since = "the start of the run" if saved is None else "the checkpoint"
-    return [f"{moved} records of steps after {since} are in {where} now: these steps are taken again"] if moved else []
+    told = [f"{moved} records of steps after {since} are in {where} now: these steps are taken again"] if moved else []
+    return told, evaluated
 
 
 def _warnings(config: RunConfig) -> list[str]:

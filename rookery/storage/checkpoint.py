@@ -26,6 +26,7 @@ from rookery.storage.codec import decode_tree, encode_tree  # noqa: F401  (calle
 from rookery.storage.files import MANIFEST, MAX_JSON, META, TENSORS, Damage, FileEntry, FileLayer
 
 SCHEMA = 1
+EVALUATED = "eval/best"  # where a run keeps the weights with the best evaluation
 
 _digest, _pretty = disk.digest, disk.pretty
 
@@ -124,6 +125,22 @@ def newest_told(folder: Path) -> tuple[Checkpoint, list[str]]:
 def best(folder: Path) -> Path | None:
     """The checkpoint with the highest recorded score, the newest of equals; None if none has a score."""
     return _best(disk.complete(Path(folder), _sound))
+
+
+def best_score(folder: Path) -> float | None:
+    """The score of the best."""
+    scores = [manifest.best for _, _, manifest in disk.complete(Path(folder), _sound) if manifest.best is not None]
+    return max(scores, default=None)
+
+
+def best_of_run(run: Path) -> Path | None:
+    """The best by evaluation if the run has evaluated its policy, else by the return in training; None: no scores."""
+    place = Path(run, EVALUATED)
+    try:
+        disk.check_real(place.parent)
+    except disk.Refused as error:
+        raise CheckpointError(f"cannot read {place}: {error.strerror}") from error
+    return best(place) or best(Path(run, "checkpoints"))
 
 
 def all_steps(folder: Path) -> list[int]:

@@ -43,7 +43,7 @@ LARGEST, LARGEST32 = 1e100, 1e30  # of the numbers that statistics are made of, 
 MOST = {  # of numbers in a config that threads, processes or pictures are made by, and of seconds to wait
     "actors": 1 << 16, "threads": 1024, "net.core_layers": LAYERS, "algo.replay.loaders": 256,
     "algo.replay.prefetch": 1 << 16, "algo.replay.shards": 1 << 12, "atari": 1 << 31, "atari.size": 4096,
-    "atari.stack": 256, "supervisor": 1e6,
+    "atari.stack": 256, "supervisor": 1e6, "eval.envs": 1 << 12, "eval.minutes": 1e6,
 }  # fmt: skip
 FOREIGN = "restore it from a copy, or use an earlier checkpoint"
 OTHER = (

@@ -3,10 +3,8 @@
     rookery.train("ppo", env="CartPole-v1", callbacks=[lambda run: run.log(double=2 * run.return_mean)])
 
 They are called between two turns of the loop, never per environment step, in the order given; where there are several
-ranks, by rank 0. They see the run through a `Training`, which they cannot change except by its four methods. Without
+ranks, by rank 0. They see the run through a `Training`, which they cannot change except by its five methods. Without
 callbacks the loop makes one comparison per turn. An exception in a callback ends the run, after a checkpoint.
-
-Not here: `on_evaluation`. A run does not evaluate its policy while it trains, so nothing would call it.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from rookery.envs.given import import_path, importing
 if TYPE_CHECKING:
     from rookery.topologies.job import Job
 
-HOOKS = ("on_start", "on_episode", "on_update", "on_checkpoint", "on_end")
+HOOKS = ("on_start", "on_episode", "on_update", "on_evaluation", "on_checkpoint", "on_end")
 RESERVED = ("kind", "env_steps", "updates", "wall_s")  # of every record
 
 
@@ -45,6 +43,12 @@ class Callback:
 
     def on_update(self, run: Training) -> None:
         """After an update of the learner on one batch: all its epochs and minibatches."""
+
+    def on_evaluation(self, run: Training, evaluation: Any) -> None:
+        """After an evaluation: `evaluation.return_mean`, `.returns`, `.episodes`, `.env_steps` of the weights, ….
+
+        The run may have newer weights by then: where it has other processes, one of them evaluates beside the training.
+        """
 
     def on_checkpoint(self, run: Training, path: Path) -> None:
         """After a checkpoint was written to the folder `path`."""
@@ -140,6 +144,14 @@ class Training:
         """Ask for a checkpoint: it is written as soon as what it needs is complete, such as a rollout."""
         self._checkpoint = True
 
+    def evaluate(self) -> None:
+        """Ask for an evaluation, as the `eval` fields of the config say; the result comes to `on_evaluation`.
+
+        In one process it is done before the next update; else beside the training, after one that has begun already.
+        """
+        assert self._job.evaluator is not None  # wherever there are callbacks
+        self._job.evaluator.ask()
+
     def stop(self, reason: str) -> None:
         """End the run: what was collected is trained on, a checkpoint is written, and the exit code is 0.
 
@@ -206,6 +218,9 @@ class Callbacks:
         self.training._checkpoint = False
         if self.failed is None:
             self._call("on_checkpoint", path)
+
+    def evaluated(self, evaluation: Any) -> None:
+        self._call("on_evaluation", evaluation)
 
     def end(self) -> None:
         self._call("on_end")

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import Protocol
 
 from rookery.algorithms.base import Algorithm
 from rookery.core.config import RunConfig
@@ -36,6 +37,19 @@ from rookery.topologies.replay_saver import Saver
 from rookery.topologies.vote import Decision, gather_states, vote
 
 
+class Evaluator(Protocol):
+    """Plays whole episodes with copies of the weights; on the first rank, called by the learner's thread."""
+
+    def ask(self) -> None:
+        """An evaluation is due now, whatever the number of steps."""
+
+    def turn(self) -> None:
+        """After a turn of the loop: take the results that have come, and begin an evaluation if one is due."""
+
+    def finish(self) -> None:
+        """After the last checkpoint: evaluate the final weights, unless shutdown was requested."""
+
+
 def _quietly(text: str) -> None:
     pass
 
@@ -56,6 +70,7 @@ class Job:
     tell: Callable[[str], None] = _quietly  # what the user should see at once, besides the journal
     reserve: Reserve = field(default_factory=Reserve)  # of descriptors, for checkpoints
     callbacks: Callbacks | None = None  # of the user, on the first rank
+    evaluator: Evaluator | None = None  # if the run is to be evaluated while it trains, on the first rank
     clock: Callable[[], float] = monotonic
     _saved_at: int = 0  # environment steps when a checkpoint was last tried, and the time
     _saved_when: float = 0.0
@@ -84,6 +99,7 @@ class Job:
         stop, changes = ("", {}) if self.callbacks is None else self.callbacks.take()
         if self.alone:
             self.journal.stop_reason = self.journal.stop_reason or stop
+            self.journal.reach(self.journal.reached)
             self._change(changes)
             return Decision(asked, not (asked or self.journal.finished() is not None), due)
         decision = vote(self.learner.reduce, self.journal, asked, due, held, spent, stop, changes)

@@ -66,7 +66,7 @@ def table_of(job: Job, shapes: Shapes, alone: bool, batches: Batches | None = No
 def run(job: Job, crew: Crew, table: Table, trainer: Trainer, preemption: Preemption | None = None) -> Job:
     loop = Loop(job, crew, table, trainer) if job.alone else RankLoop(job, crew, table, trainer, preemption)
     job.journal.begin()
-    callbacks = job.callbacks
+    callbacks, evaluator = job.callbacks, job.evaluator
     with job.reserve, job.running(table, crew):
         if callbacks is not None:
             callbacks.start()
@@ -77,6 +77,8 @@ def run(job: Job, crew: Crew, table: Table, trainer: Trainer, preemption: Preemp
             loop.learn()
             if callbacks is not None:
                 callbacks.turn()
+            if evaluator is not None:
+                evaluator.turn()
             loop.decide()
             loop.report()
         table.close()
@@ -86,6 +88,8 @@ def run(job: Job, crew: Crew, table: Table, trainer: Trainer, preemption: Preemp
             callbacks.turn()
         job.close(table, crew)
         job.journal.end()
+        if evaluator is not None:
+            evaluator.finish()
         if callbacks is not None:
             callbacks.end()
     return job

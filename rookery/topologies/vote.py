@@ -38,6 +38,7 @@ class Ballot:
     spent: bool
     books: RankBooks
     stop: str = ""  # why a callback ends the run
+    reached: tuple[int, float] | None = None  # the target, by an evaluation
     changes: dict[str, float] = field(default_factory=dict)
 
 
@@ -56,10 +57,12 @@ def vote(
     changes: Mapping[str, float] = MappingProxyType({}),
 ) -> Decision:  # fmt: skip
     """Exchange this, and the books; the decision is the same on every rank. `held`: steps this rank will train on."""
-    ballot = Ballot(stopping, checkpoint, held is not None, spent, journal.own(held or 0), stop, dict(changes))
+    books = journal.own(held or 0)
+    ballot = Ballot(stopping, checkpoint, held is not None, spent, books, stop, journal.reached, dict(changes))
     ballots = _exchanged(reduce, ballot, Ballot)
     journal.agree([each.books for each in ballots])
     journal.stop_reason = journal.stop_reason or next((each.stop for each in ballots if each.stop), "")
+    journal.reach(next((each.reached for each in ballots if each.reached is not None), None))
     stopping = max(each.stopping for each in ballots)
     return Decision(
         stopping=stopping,

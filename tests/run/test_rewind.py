@@ -24,10 +24,10 @@ def steps_of(folder, name="metrics.jsonl"):
 
 def test_records_behind_the_checkpoint_move_to_a_file_of_their_own(tmp_path):
     written(tmp_path, line(0, 0.0), line(10, 1.0), line(20, 2.0), line(20, 2.5), line(30, 3.0), line(40, 4.0))
-    assert rewind(tmp_path, 20) == (2, "metrics-1.jsonl", 2.5)
+    assert rewind(tmp_path, 20)[:3] == (2, "metrics-1.jsonl", 2.5)
     assert steps_of(tmp_path) == [0, 10, 20, 20] and steps_of(tmp_path, "metrics-1.jsonl") == [30, 40]
-    assert rewind(tmp_path, 20) == (0, "", 2.5)
-    assert rewind(tmp_path, -1) == (4, "metrics-2.jsonl", 0.0)
+    assert rewind(tmp_path, 20)[:3] == (0, "", 2.5)
+    assert rewind(tmp_path, -1)[:3] == (4, "metrics-2.jsonl", 0.0)
     assert steps_of(tmp_path) == [] and steps_of(tmp_path, "metrics-2.jsonl") == [0, 10, 20, 20]
 
 
@@ -37,8 +37,19 @@ def test_lines_that_are_no_records_stay_where_they_are(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == line(10, 1.0) + "not json\n" + '["a list"]\n'
 
 
+def test_an_evaluation_stays_if_its_weights_are_not_behind_the_checkpoint(tmp_path):
+    """It was recorded when training was further on."""
+    early, late = line(20, 3.5, kind="eval", return_mean=7.0), line(30, 3.6, kind="eval", return_mean=9.0)
+    written(tmp_path, line(10, 1.0), line(20, 2.0), line(30, 3.0), early, late, line(40, 4.0))
+    moved, where, wall_s, evaluations = rewind(tmp_path, 20)
+    assert (moved, wall_s, [each["return_mean"] for each in evaluations]) == (3, 3.5, [7.0])
+    assert (tmp_path / "metrics.jsonl").read_text() == line(10, 1.0) + line(20, 2.0) + early
+    assert (tmp_path / where).read_text() == line(30, 3.0) + late + line(40, 4.0)
+    assert rewind(tmp_path, 20) == (0, "", 3.5, evaluations)
+
+
 def test_without_records_there_is_nothing_to_do(tmp_path):
-    assert rewind(tmp_path, 5) == (0, "", 0.0)
+    assert rewind(tmp_path, 5) == (0, "", 0.0, [])
 
 
 @pytest.mark.parametrize("topology, first", [("serial", True), ("serial", False), ("local", False)])

@@ -264,7 +264,7 @@ def test_an_interrupt_reaches_the_caller_after_the_checkpoint(tmp_path):
         (Told(), r"callbacks is a list"),
         ([3], "callback int is not a function"),
         ([type("Mine", (), {"on_udpate": print})()], "callback Mine has on_udpate.*did you mean on_update"),
-        ([type("Mine", (), {"on_evaluation": print})()], "callback Mine has on_evaluation, which is not called"),
+        ([type("Mine", (), {"on_step": print})()], "callback Mine has on_step, which is not called"),
     ],
 )
 def test_what_is_no_callback_is_refused_before_anything_is_written(tmp_path, given, why):
