@@ -115,6 +115,7 @@ def close(run: Run) -> int:
         "ended": _REASONS.get(summary["exit_reason"], summary["exit_reason"])
         + f" after {summary['env_steps']:,} steps, {summary['wall_s']:.0f} s",
         "return": _return(summary),
+        **({"evaluated": told} if (told := _evaluated(summary)) else {}),
         **{escape(name): f"{mean:.3g}" for name, mean in summary["info"].items()},
         "speed": f"{summary['steps_per_s']:,.0f} steps/s",
     }
@@ -153,6 +154,22 @@ def _return(summary: dict[str, Any]) -> str:
     what = "1 episode" if of == 1 else f"last {of} episodes"
     return f"[bold]{number(summary['return_mean'])}[/] ± {number(summary['return_std'])}, {what}" + (
         f"; target reached after {reached:,} steps" if reached else ""
+    )
+
+
+def _evaluated(summary: dict[str, Any]) -> str:
+    """The newest evaluation and the best one; "" if there was none."""
+    from rookery.cli.show import count, number
+
+    found = summary.get("evaluation") or {}
+    if not found.get("last"):
+        return f"[yellow]no, {count(found['failed'], 'failure')}[/]" if found.get("failed") else ""
+    last, best = found["last"], found["best"]
+    more = f"; best {number(best['return_mean'])} after {best['env_steps']:,}" if best != last else ""
+    more += f"; [yellow]{count(found['failed'], 'failure')}[/]" if found["failed"] else ""
+    return (
+        f"[bold]{number(last['return_mean'])}[/] ± {number(last['return_std'])}, {count(last['episodes'], 'episode')} "
+        f"after {last['env_steps']:,} steps{more}"
     )
 
 

@@ -51,12 +51,17 @@ def plain_line(snapshot: Snapshot) -> str:
         f"{_count(get('steps_per_s'))}/s",
         f"return {_number(get('return_mean'))} (std {_number(get('return_std'))}, {_count(get('episodes'))} episodes)",
         *(f"{name} {_number(value)}" for name, value in _items(get("info"))),
+        _evaluated(get("evaluation")),
         *(f"{name} {_number(value)}" for name, value in _items(get("losses"))),
         " ".join(f"{name} {share:.0%}" for name, share in _shares(snapshot) if share >= 0.005),
         f"restarts {_count(get('restarts'))}" if get("restarts") else "",
         *(f"! {message}" for message in list(get("messages") or [])[-1:]),
     ]
     return " | ".join(part for part in parts if part).encode("ascii", "replace").decode()
+
+
+def _evaluated(last: Mapping[str, Any] | None) -> str:
+    return f"evaluated {_number(last['return_mean'])} at {_count(last['env_steps'])}" if last else ""
 
 
 class Frame:
@@ -107,17 +112,21 @@ def _progress(snapshot: Snapshot, width: int) -> Text:
 def _numbers(snapshot: Snapshot, width: int) -> list[Text]:
     """The return and the speed, with the curve of the return beside them where there is room."""
     get = snapshot.get
-    mean, target = _finite(get("return_mean")), _finite(get("target_return"))
-    style = f"{STRONG} {GOOD}" if mean is not None and target is not None and mean >= target else STRONG
-    goal = f"   target {_number(target)}" if target is not None else ""
+    of_evaluation = get("target_of") == "evaluation"
+    style, goal = _goal(snapshot, get("return_mean"), not of_evaluation)
     told = "   ".join(f"{name} {_number(value)}" for name, value in _items(get("info")))
     rows = [
-        ("return", _number(mean), style, f" ± {_number(get('return_std'))}{goal}"),
+        ("return", _number(get("return_mean")), style, f" ± {_number(get('return_std'))}{goal}"),
         ("episodes", _count(get("episodes")), "", f"   mean length {_number(get('length_mean'))}"),
         ("steps/s", _count(get("steps_per_s")), STRONG, ""),
         ("updates", _count(get("updates")), "", ""),
     ]
     rows[2:2] = [("", told, "", "")] if told else []
+    if evaluation := get("evaluation"):
+        style, goal = _goal(snapshot, evaluation["return_mean"], of_evaluation)
+        more = goal or f", best {_number(evaluation['best']['return_mean'])}"
+        at = f" at {_short(evaluation['env_steps'])}{more}"
+        rows.append(("evaluated", _number(evaluation["return_mean"]), style, at))
     lines = [
         Text.assemble((f"{label:<10}", FAINT), (value, style), (more, FAINT)) for label, value, style, more in rows
     ]
@@ -131,6 +140,14 @@ def _numbers(snapshot: Snapshot, width: int) -> list[Text]:
             line.append(f"{scale.get(index, ''):>9} ", FAINT)
             line.append(curve[index] if curve else "", GOOD)
     return lines
+
+
+def _goal(snapshot: Snapshot, mean: Any, counts: bool) -> tuple[str, str]:
+    """The style of a return, and words about the target if it `counts` for this one."""
+    target, value = _finite(snapshot.get("target_return")), _finite(mean)
+    if target is None or not counts:
+        return STRONG, ""
+    return f"{STRONG} {GOOD}" if value is not None and value >= target else STRONG, f"   target {_number(target)}"
 
 
 def _facts(snapshot: Snapshot, width: int) -> list[Text]:

@@ -10,7 +10,7 @@ import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,8 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 DASHES = ("-", "--", ":", "-.")  # when the colours are used up
 INK, GRID = "#333333", "#E3E3E3"
 # Runs that differ in these only are the same experiment.
-NOT_IDENTITY = {"seed", "out", "quiet", "log_every", "track", "track_project"}
+NOT_IDENTITY = {"seed", "out", "quiet", "log_every", "track", "track_project", "eval"}
+EVALUATED: dict[str, Any] = {"marker": "o", "markersize": 4, "markerfacecolor": "white", "linewidth": 0.8, "zorder": 3}
 GRID_POINTS = 400
 LARGEST = 1e100  # of the numbers that are drawn; matplotlib computes with their squares
 LONGEST = 80  # characters of a name in a figure
@@ -45,6 +46,7 @@ class Curve:
     env_steps: np.ndarray
     wall_s: np.ndarray
     return_mean: np.ndarray
+    evaluated: np.ndarray = field(default_factory=lambda: np.empty((3, 0)))  # steps, wall time and mean return
 
 
 @contextmanager
@@ -74,6 +76,12 @@ def plot_runs(run_folders: Sequence[Path], out: str | Path, within: Path | None 
         style = {"color": PALETTE[index % len(PALETTE)], "linestyle": DASHES[index // len(PALETTE) % len(DASHES)]}
         _draw(axes[0], [(curve.env_steps, curve.return_mean) for curve in members], label, style)
         _draw(axes[1], [(curve.wall_s / seconds, curve.return_mean) for curve in members], None, style)
+        for curve in members:
+            steps, wall, mean = curve.evaluated
+            axes[0].plot(steps, mean, **style, **EVALUATED)
+            axes[1].plot(wall / seconds, mean, **style, **EVALUATED)
+    if any(curve.evaluated.size for curve in curves):
+        axes[0].plot([], [], color=INK, label="evaluation", **EVALUATED)
     _draw_targets(axes, [curve for _, members in groups for curve in members])
     _dress(axes[0], "environment steps", "return, last 100 episodes")
     _dress(axes[1], f"wall time, {unit}", None)
@@ -158,17 +166,25 @@ def read_curve(folder: Path) -> Curve:
     if not folders.exists(folder, "metrics.jsonl"):
         raise UsageError(f"{folder} is not a run folder: it has no metrics.jsonl")
     kept: list[tuple[float, float, float]] = []
+    evaluated: dict[float, float] = {}  # mean return by the steps of the weights
     shift = 0.0  # added to wall_s, should a resumed run have started its clock again
     for record in records(folder / "metrics.jsonl"):
         steps, wall, value = (number(record.get(key)) for key in ("env_steps", "wall_s", "return_mean"))
-        if record.get("kind") != "train" or not math.isfinite(steps + wall + value):
+        if record.get("kind") not in ("train", "eval") or not math.isfinite(steps + wall + value):
+            continue
+        if record["kind"] == "eval":
+            evaluated[steps] = value
             continue
         while kept and kept[-1][0] >= steps:
             kept.pop()
         shift += max(0.0, kept[-1][1] - wall - shift) if kept else 0.0
         kept.append((steps, wall + shift, value))
     columns = np.array(kept, dtype=float).reshape(-1, 3).T
-    return Curve(config_of(folder), *columns)
+    at = np.array(sorted(evaluated))
+    when = np.interp(at, columns[0], columns[1]) if kept else at  # of the weights; the record came later
+    points = np.array([at, when, [evaluated[steps] for steps in at]]).reshape(3, -1)
+    env_steps, wall_s, return_mean = columns
+    return Curve(config_of(folder), env_steps, wall_s, return_mean, points)
 
 
 def grouped(curves: Sequence[Curve]) -> list[tuple[str, list[Curve]]]:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from rookery.core.errors import CheckpointError, UsageError
+from rookery.metrics.evaluated import KIND, sound
 from rookery.metrics.plot import config_of, number
 from rookery.metrics.sink import MAX_LINE
 from rookery.storage import folder as folders
@@ -47,7 +48,8 @@ class Recorded:
     series: dict[str, np.ndarray]  # by path, "losses/kl"; NaN where it was not recorded
     last: dict[str, Any]  # the last training record
     messages: list[Message] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    evaluated: list[dict[str, Any]] = field(default_factory=list)  # while it trained, by the steps of the weights
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # results of `rookery eval`
     films: list[Path] = field(default_factory=list)
     damaged: int = 0  # lines of metrics.jsonl that were left out
     unsaid: int = 0  # messages beyond those kept
@@ -68,7 +70,7 @@ def read_run(folder: Path) -> Recorded:
         raise UsageError(f"{folder} is not a run folder: it has no metrics.jsonl")
     kept: list[tuple[float, float, dict[str, Any]]] = []
     messages: list[Message] = []
-    evaluated: list[dict[str, Any]] = []
+    evaluated: dict[int, dict[str, Any]] = {}
     last: dict[str, Any] = {}
     damaged, shift = 0, 0.0  # shift is added to wall_s, should a resumed run have started its clock again
     for record in _sampled(folder):
@@ -78,8 +80,8 @@ def read_run(folder: Path) -> Recorded:
         kind, steps, wall = record.get("kind"), number(record.get("env_steps")), number(record.get("wall_s"))
         if kind == "message":
             messages.append(Message(steps, wall + shift, str(record.get("text", ""))))
-        elif kind == "eval" and isinstance(record.get("return_mean"), int | float):
-            evaluated.append(record)
+        elif kind == KIND and sound(record):
+            evaluated[record["env_steps"]] = {key: value for key, value in record.items() if key != "returns"}
         elif kind in ("train", "log") and math.isfinite(steps + wall):
             while kept and kept[-1][0] > steps:  # a resumed run went over these again
                 kept.pop()
@@ -94,8 +96,8 @@ def read_run(folder: Path) -> Recorded:
         env_steps=np.array([steps for steps, _, _ in kept]), wall_s=np.array([wall for _, wall, _ in kept]),
         series=columns, last=last,
         messages=[*messages[: MESSAGES // 2], *messages[MESSAGES // 2 :][-MESSAGES // 2 :]],
-        evaluations=(evaluated + evaluations(folder))[-EVALUATIONS:], films=_films(folder), damaged=damaged,
-        unsaid=max(0, len(messages) - MESSAGES),
+        evaluated=[evaluated[steps] for steps in sorted(evaluated)], evaluations=evaluations(folder)[-EVALUATIONS:],
+        films=_films(folder), damaged=damaged, unsaid=max(0, len(messages) - MESSAGES),
     )  # fmt: skip
 
 

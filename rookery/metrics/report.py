@@ -27,6 +27,7 @@ from rookery.storage import folder as folders
 
 IN_RUN = "report/index.html"
 COUNTS = ("actors", "envs_per_actor")
+DOTS = 40  # evaluations of one curve that are marked
 CHARTS = 30  # of one group, such as the losses
 SMALL_FILM = 2 << 20  # bytes; a larger film is linked
 FILM_ROOM = 8 << 20  # bytes of all films within one page
@@ -188,31 +189,42 @@ def _words(key: str) -> str:
 
 
 def _evaluation_chart(runs: Sequence[Recorded]) -> str:
+    """Of evaluations during training; of a run without any, the results of `rookery eval`."""
     lines = []
     for index, run in enumerate(runs):
-        steps = np.array([number(each.get("env_steps")) for each in run.evaluations])
-        means = np.array([number(each.get("return_mean")) for each in run.evaluations])
+        points = run.evaluated or run.evaluations
+        steps = np.array([number(each.get("env_steps")) for each in points])
+        means = np.array([number(each.get("return_mean")) for each in points])
         known = np.isfinite(steps)
         if known.sum() > 1 and len(run.env_steps):  # a single one is no curve: it is in the list
             wall = np.interp(steps, run.env_steps, run.wall_s)
-            lines.append(Line(index, steps[known], wall[known], means[known], dots=True))
-    return chart("mean return of whole episodes", lines, len(runs) > 1, True)
+            lines.append(Line(index, steps[known], wall[known], means[known], dots=len(steps) <= DOTS))
+    targets = {number(run.config.get("target_return")) for run in runs if run.config.get("eval/stop") is True}
+    target = targets.pop() if len(targets) == 1 else math.nan
+    return chart("mean return of whole episodes", lines, len(runs) > 1, True, target)
 
 
 def _evaluations(runs: Sequence[Recorded]) -> str:
     items = []
     for index, run in enumerate(runs):
-        for each in run.evaluations:
-            low, high = number(each.get("return_min")), number(each.get("return_max"))
-            span = f", from {short(low)} to {short(high)}" if math.isfinite(low + high) else ""
-            how = ", greedy" if each.get("greedy") is True else ", sampled" if each.get("greedy") is False else ""
-            mean, std = short(number(each["return_mean"])), short(number(each.get("return_std")))
-            items.append(
-                f"<li>{badge(index)} {_count(each.get('env_steps'))} steps: <b>{mean}</b> ± {std}{span}; "
-                f"{_count(each.get('episodes'))} episodes{how}</li>"
-            )
+        if run.evaluated:
+            best = max(run.evaluated, key=lambda each: (each["return_mean"], each["env_steps"]))
+            items += [_evaluation(index, best, "best in training")] if best is not run.evaluated[-1] else []
+            items.append(_evaluation(index, run.evaluated[-1], "last in training"))
+        items += [_evaluation(index, each, "rookery eval") for each in run.evaluations]
     drawn = f'<div class="charts">{_evaluation_chart(runs)}</div>'
     return _section("Evaluation", f'{drawn}<ul class="said">{"".join(items)}</ul>') if items else ""
+
+
+def _evaluation(index: int, each: Mapping[str, Any], what: str) -> str:
+    low, high = number(each.get("return_min")), number(each.get("return_max"))
+    span = f", from {short(low)} to {short(high)}" if math.isfinite(low + high) else ""
+    how = ", greedy" if each.get("greedy") is True else ", sampled" if each.get("greedy") is False else ""
+    mean, std = short(number(each["return_mean"])), short(number(each.get("return_std")))
+    return (
+        f"<li>{badge(index)} {_count(each.get('env_steps'))} steps: <b>{mean}</b> ± {std}{span}; "
+        f"{_count(each.get('episodes'))} episodes{how}; {what}</li>"
+    )
 
 
 def _each(title: str, runs: Sequence[Recorded], about: Callable[[Recorded], str]) -> str:

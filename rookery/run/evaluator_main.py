@@ -13,14 +13,12 @@ from typing import Any
 
 from rookery.processes.child import serve
 
-NICE = 10
+NICE = 5
 IDLE = 7 * 24 * 3600.0  # seconds between two evaluations; the end of the parent closes the channel at once
 DEADLINE = 60.0  # seconds for the parent to take an answer
 
 
 def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
-    with contextlib.suppress(OSError):
-        os.nice(NICE)
     from dataclasses import asdict
 
     import torch
@@ -33,6 +31,8 @@ def body(channel: Any, start: dict[str, Any], fds: dict[str, int]) -> None:
     from rookery.storage.stored import decode_spec
 
     torch.set_num_threads(1)
+    with contextlib.suppress(OSError):  # not before all is loaded, which delays the first evaluation
+        os.nice(NICE)
     config, run = parents_config(start["config"]), Path(start["folder"])
     spec = decode_spec(folder.read(run, "spec.json"), run / "spec.json")
     while (order := channel.recv(IDLE))["op"] != "stop":

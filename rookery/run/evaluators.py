@@ -31,6 +31,7 @@ from rookery.play.policy import Policy
 from rookery.processes.signals import Signals
 from rookery.processes.worker import Worker
 from rookery.storage import checkpoint
+from rookery.storage.files import step_name
 
 MODULE = "rookery.run.evaluator_main"
 POLICIES = "eval/policies"  # weights that are being evaluated, on their way to the process
@@ -98,7 +99,8 @@ class Inline:
         began = time.monotonic()
         try:
             with _no_draws():
-                saved = checkpoint.Checkpoint(self._folder, weights.env_steps, weights.tensors, {})
+                place = self._folder / step_name(weights.env_steps)
+                saved = checkpoint.Checkpoint(place, weights.env_steps, weights.tensors, {})
                 found = evaluate_as_set(Policy(self._config, self._spec, saved), self._config, self._watch(began))
         except Shutdown:
             return 0
