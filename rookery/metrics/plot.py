@@ -76,7 +76,7 @@ def plot_runs(run_folders: Sequence[Path], out: str | Path, within: Path | None 
         style = {"color": PALETTE[index % len(PALETTE)], "linestyle": DASHES[index // len(PALETTE) % len(DASHES)]}
         _draw(axes[0], [(curve.env_steps, curve.return_mean) for curve in members], label, style)
         _draw(axes[1], [(curve.wall_s / seconds, curve.return_mean) for curve in members], None, style)
-        for curve in members:
+        for curve in (each for each in members if each.evaluated.size):
             steps, wall, mean = curve.evaluated
             axes[0].plot(steps, mean, **style, **EVALUATED)
             axes[1].plot(wall / seconds, mean, **style, **EVALUATED)

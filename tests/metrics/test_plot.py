@@ -38,7 +38,7 @@ def make_run(folder, offset=0.0, points=20, wall=1.0, **config):
     ]
     lines = [
         *map(json.dumps, records),
-        '{"kind": "eval", "env_steps": 5, "return_mean": 99, "wall_s": 1}',
+        '{"kind": "log", "env_steps": 5, "return_mean": 99, "wall_s": 1}',
         '{"kind": "tr',
     ]
     (folder / "metrics.jsonl").write_text("\n".join(lines))
