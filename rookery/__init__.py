@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rookery.play.interface import compare, evaluate, plot, record, report
+    from rookery.play.interface import compare, evaluate, export, plot, record, report
     from rookery.play.policy import Policy, load
     from rookery.play.prediction import Prediction
     from rookery.run.finished import Run
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Callback", "Policy", "Prediction", "Run", "Training", "compare", "configure", "evaluate", "load", "plot", "record",
-    "report", "resume", "sweep", "train",
+    "Callback", "Policy", "Prediction", "Run", "Training", "compare", "configure", "evaluate", "export", "load", "plot",
+    "record", "report", "resume", "sweep", "train",
 ]  # fmt: skip
 
 _WHERE = {
@@ -25,7 +25,7 @@ _WHERE = {
     **dict.fromkeys(("configure", "resume", "train"), "rookery.run.run"),
     **dict.fromkeys(("Callback", "Training"), "rookery.topologies.callbacks"),
     **dict.fromkeys(("Policy", "load"), "rookery.play.policy"),
-    **dict.fromkeys(("compare", "evaluate", "plot", "record", "report"), "rookery.play.interface"),
+    **dict.fromkeys(("compare", "evaluate", "export", "plot", "record", "report"), "rookery.play.interface"),
     "sweep": "rookery.sweeps.sweep",
 }
 

@@ -189,7 +189,7 @@ def test_the_command_check_can_fail(no_work, capsys):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_and_fields_in_the_text_exist(page):
-    from rookery.cli import check_env, cluster_plan, compare, doctor, play, plot, recipes, report
+    from rookery.cli import check_env, cluster_plan, compare, doctor, export, play, plot, recipes, report
     from rookery.cli.configure import EXTRA
     from rookery.cli.flags import SHORT, flags_of
     from rookery.cli.sweep_words import TAKES
@@ -201,6 +201,7 @@ def test_flags_and_fields_in_the_text_exist(page):
     shown = (
         play.Eval,
         play.Record,
+        export.Export,
         plot.Plot,
         report.Report,
         compare.Compare,

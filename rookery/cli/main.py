@@ -24,6 +24,7 @@ VERBS = {
     "sweep": ("rookery.cli.sweep:sweep", "train many settings and seeds, and compare them"),
     "eval": ("rookery.cli.play:evaluate", "play whole episodes with what a run learnt, and report the return"),
     "record": ("rookery.cli.play:record", "record episodes of a run's policy, as mp4"),
+    "export": ("rookery.cli.export:export", "write a run's policy as one file, ONNX or torch"),
     "plot": ("rookery.cli.plot:plot", "draw learning curves of one or more runs"),
     "compare": ("rookery.cli.compare:compare", "compare runs over their seeds, with confidence intervals"),
     "report": ("rookery.cli.report:report", "write one HTML page about one or more runs"),

@@ -83,7 +83,7 @@ class Encoder(nn.Module):
         return y if self.linear is None else F.relu(self.linear(y), inplace=True)
 
     def _convolved(self, x: torch.Tensor) -> torch.Tensor:
-        if x.is_cpu and len(x) > CHUNK:
+        if x.is_cpu and not torch.compiler.is_exporting() and len(x) > CHUNK:  # an export is of any number of rows
             return torch.cat([self._convolve(part) for part in x.chunk(math.ceil(len(x) / CHUNK))])
         return self._convolve(x)
 

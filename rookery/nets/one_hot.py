@@ -14,5 +14,5 @@ def one_hot(x: torch.Tensor, leaf: Leaf) -> torch.Tensor:
     x = x.reshape(x.shape[0], -1).long()
     if leaf.kind == "multi":  # each has its own number of values: where its ones begin differs
         firsts = torch.tensor([0, *accumulate(leaf.counts[:-1])], device=x.device)
-        return torch.zeros(len(x), leaf.width, device=x.device).scatter_(1, x + firsts, 1.0)
+        return torch.zeros(x.shape[0], leaf.width, device=x.device).scatter_(1, x + firsts, 1.0)
     return torch.zeros(*x.shape, leaf.n, device=x.device).scatter_(2, x.unsqueeze(2), 1.0).flatten(1)

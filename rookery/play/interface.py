@@ -1,4 +1,4 @@
-"""What `import rookery` and the command line offer about runs that exist: evaluate, record, plot, report, compare.
+"""What `import rookery` and the command line offer about runs that exist: evaluate, record, export, plot, and so on.
 
 Runs are given as `train` returned them, as a run folder or a checkpoint's folder; to play, a policy will do too. How
 episodes are played and pages are drawn is in `evaluate.py`, `record.py` and `rookery/metrics`.
@@ -27,6 +27,7 @@ from rookery.storage.stored import run_of
 if TYPE_CHECKING:
     from rookery.metrics.compare import Row
     from rookery.play.evaluate import Evaluation
+    from rookery.play.export import Exported, Format
     from rookery.play.policy import Policy
     from rookery.play.record import Recording
 
@@ -115,6 +116,25 @@ def record(
             return film(policy, config, target, episodes, seed, fps, max_steps, deterministic, within)
     finally:
         torch.set_num_threads(threads)
+
+
+def export(
+    what: AnyPath | Policy, out: AnyPath | None = None, *, format: Format = "onnx", which: str = "newest",
+    trust: tuple[str, ...] = (), tell: Callable[[str], None] = _warn,
+) -> Exported:  # fmt: skip
+    """Write the policy as one file that needs no Rookery; it gives greedy actions, as the environment takes them.
+
+    `out`: a file ending in .onnx, or .pt2 for format "torch", a program of `torch.export`; None:
+    `export/<checkpoint>.onnx` in the run folder. `which` and `trust` are those of `evaluate`. The file is compared with
+    the policy on random observations before it is written.
+
+    >>> done = rookery.export(run, format="torch")
+    >>> done.path.suffix, [port.name for port in done.inputs], [port.name for port in done.outputs]
+    ('.pt2', ['obs'], ['action', 'logits', 'value'])
+    """
+    from rookery.play.export import export as write
+
+    return write(_policy(what, which, trust, tell, None), None if out is None else Path(out), format)
 
 
 @dataclass(frozen=True)
