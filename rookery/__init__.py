@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from rookery.play.interface import compare, evaluate, export, plot, record, report
     from rookery.play.policy import Policy, load
     from rookery.play.prediction import Prediction
+    from rookery.run.configured import configure
     from rookery.run.finished import Run
-    from rookery.run.run import configure, resume, train
+    from rookery.run.run import resume, train
     from rookery.sweeps.sweep import sweep
     from rookery.topologies.callbacks import Callback, Training
 
@@ -22,7 +23,8 @@ __all__ = [
 _WHERE = {
     "Run": "rookery.run.finished",
     "Prediction": "rookery.play.prediction",
-    **dict.fromkeys(("configure", "resume", "train"), "rookery.run.run"),
+    "configure": "rookery.run.configured",
+    **dict.fromkeys(("resume", "train"), "rookery.run.run"),
     **dict.fromkeys(("Callback", "Training"), "rookery.topologies.callbacks"),
     **dict.fromkeys(("Policy", "load"), "rookery.play.policy"),
     **dict.fromkeys(("compare", "evaluate", "export", "plot", "record", "report"), "rookery.play.interface"),

@@ -84,7 +84,8 @@ class Run(threading.Thread):
 
     def __init__(self, recipe: str, out: Path, **fields: Any):
         from rookery.processes.signals import Signals
-        from rookery.run.run import check, configure
+        from rookery.run.configured import configure
+        from rookery.run.run import check
 
         super().__init__(daemon=True)
         env = fields.pop("env", "CartPole-v1")

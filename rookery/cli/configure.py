@@ -37,7 +37,7 @@ def config_for(recipe: str, words: list[str], prog: str) -> RunConfig:
 def asked(recipe: str, words: list[str], prog: str) -> tuple[RunConfig, dict[str, Any]]:
     """The same, and the values of the extra flags."""
     from rookery.recipes import recipe as recipe_named
-    from rookery.run.run import configure
+    from rookery.run.configured import configure
 
     chosen = recipe_named(recipe)
     config = RunConfig(recipe=chosen.name, algorithm=chosen.algorithm, env="", algo=chosen.config())

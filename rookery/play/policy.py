@@ -49,7 +49,15 @@ class _Step(NamedTuple):
 
 
 class Policy:
-    """A policy that acts: see `predict`. `rookery.load` makes one from a run or a checkpoint."""
+    """A policy that acts: see `predict`. `rookery.load` makes one from a run or a checkpoint.
+
+    >>> env = gymnasium.make("CartPole-v1")
+    >>> policy, (obs, _), state, over = rookery.load(run), env.reset(seed=1), None, False
+    >>> while not over:
+    ...     action, state = policy.predict(obs, state)
+    ...     obs, reward, terminated, truncated, _ = env.step(action)
+    ...     over = terminated or truncated
+    """
 
     trust: tuple[str, ...] = ()  # modules that its run may name, besides what Rookery knows itself
     notes: tuple[str, ...] = ()  # why this is another checkpoint than was asked for
@@ -109,11 +117,11 @@ class Policy:
         `action_mask`: which actions are legal (`info["action_mask"]`, or what `action_masks()` returned), if the
         observation does not say so; None: all are.
 
-            >>> policy = rookery.load(run)
-            >>> action, state = policy.predict([0.0, 0.1, 0.0, -0.1])
-            >>> actions, state = policy.predict(numpy.zeros((3, 4)), deterministic=False)
-            >>> actions.shape
-            (3,)
+        >>> policy = rookery.load(run)
+        >>> action, state = policy.predict([0.0, 0.1, 0.0, -0.1])
+        >>> actions, state = policy.predict(numpy.zeros((3, 4)), deterministic=False)
+        >>> actions.shape
+        (3,)
         """
         done = self._step(obs, state, deterministic, episode_start, reward, action_mask, generator)
         return done.action, done.after
@@ -133,7 +141,7 @@ class Policy:
         done = self._step(obs, state, deterministic, episode_start, reward, action_mask, generator)
         with torch.inference_mode():
             known = self.algorithm.quantities(self.nets, tree.to_torch(done.rows), done.before, done.output)
-        numbers = {name: x.numpy()[0] if done.single else x.numpy() for name, x in known.items()}
+        numbers = {name: _first(x) if done.single else x.numpy() for name, x in known.items()}
         return Prediction(done.action, done.after, numbers, type(self.algorithm).__name__)
 
     def _step(
@@ -182,6 +190,10 @@ class Policy:
         if explore is not None:  # environments take turns on a ladder of epsilons or noises
             noise = Explore(explore, np.arange(len(next(iter(rows.values())))) % self.config.lanes)
         return self.algorithm.act(self.nets, tree.to_torch(rows), state, noise)
+
+
+def _first(x: torch.Tensor) -> Any:
+    return x[0].numpy() if x.dim() > 1 else x[0].item()
 
 
 def _looks(spec: EnvSpec) -> tuple[Any, ...]:

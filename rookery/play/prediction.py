@@ -15,6 +15,13 @@ class Prediction:
 
     Values are in the units of the rewards that were learnt from, which a run may have clipped or scaled. Those of PPO,
     A2C, IMPALA and APPO are of the policy that explores; those of DQN and DPG are of the best action known.
+
+    >>> found = rookery.load(run).explain([[0.0, 0.1, 0.0, -0.1]] * 3)
+    >>> found.has, found.value.shape
+    (('logp', 'value'), (3,))
+    >>> found.q
+    Traceback (most recent call last):
+    rookery.core.errors.UsageError: PPO has no q; it has logp, value
     """
 
     action: Any  # as the environment takes it

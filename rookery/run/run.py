@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 import torch
@@ -32,6 +32,7 @@ from rookery.core.errors import (
     StorageError,
     UsageError,
 )
+from rookery.core.fields import Fields
 from rookery.core.ranges import within
 from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import EnvSpec
@@ -47,10 +48,11 @@ from rookery.pipes.collective import Place, place_of
 from rookery.processes.orphans import guarded
 from rookery.processes.signals import Signals, Stopped
 from rookery.processes.threads import Threads, available_cores
-from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
 from rookery.roles.learner import Learner
-from rookery.run.auto import check_settled, settled, spec_for
+from rookery.run.auto import check_settled, settled
+from rookery.run.configured import Env, asked
+from rookery.run.configured import configure as configure
 from rookery.run.env import check_env, resolve
 from rookery.run.evaluation import Evaluations, policy_of
 from rookery.run.finished import Run, trusted
@@ -69,37 +71,34 @@ from rookery.topologies.callbacks import paths as callback_paths
 from rookery.topologies.job import Job, restore
 
 CLOSING = 5.0  # seconds to write the last records
-Env = str | Callable[..., Any]  # an id or import path; or what makes an environment: a function, a lambda, a class
 
 
 def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-def configure(recipe: str, env: Env, preset: str = "", **fields: Any) -> RunConfig:
-    """The whole config of a run, from a recipe's name, an environment and the fields to change."""
-    name = resolve(env)
-
-    return recipe_named(recipe).build(name, lambda: spec_for(name, fields), preset, **fields)
-
-
 def train(
-    recipe: str | RunConfig, env: Env = "", *, callbacks: Sequence[Any] = (), overwrite: bool = False, **fields: Any
+    recipe: str | RunConfig, env: Env = "", *, preset: str = "", callbacks: Sequence[Any] = (), overwrite: bool = False,
+    **fields: Unpack[Fields],
 ) -> Run:  # fmt: skip
-    """Train, and return the finished run. `train("ppo", env="CartPole-v1", env_steps=100_000)`.
+    """Train, and return the finished run.
+
+    `recipe`: its name, or what `configure` returned, of which the fields given here are changed.
 
     `env`: an id, an import path "package.module:make", or what makes an environment: a function, a lambda, a class.
     `callbacks`: see `rookery.Callback`; a plain function is called after every update.
+    `preset`: a row of the recipe's table by its name, instead of the one for this environment.
     Fields are those of `rookery.core.config.RunConfig`; nested ones as `algo={"clip": 0.1}`.
     `overwrite`: delete what is in the folder `out` if it is a run that failed.
     Ctrl-C writes a checkpoint and raises KeyboardInterrupt.
+
+    >>> run = rookery.train("ppo", env="CartPole-v1", env_steps=2_000, algo={"lr": 1e-3}, quiet=True)
+    >>> run.summary["env_steps"] >= 2_000
+    True
     """
     check_not_importing()
-    if not isinstance(recipe, RunConfig) and not env:
-        raise UsageError('which environment? train("ppo", env="CartPole-v1")')
     check_callbacks(callbacks)
-    config = check(recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields))
-    config, why = settled(config)
+    config, why = settled(check(asked(recipe, env, preset, fields)))
     with _interrupting(), Signals() as signals:
         return _uninterrupted(start(config, signals, overwrite=overwrite, callbacks=callbacks, why=why))
 
@@ -159,7 +158,7 @@ def start(
 
 def resume(
     path: str | os.PathLike[str], trust: tuple[str, ...] = (), *, env: Env = "", callbacks: Sequence[Any] = (),
-    tell: Callable[[str], None] = _warn, **fields: Any,
+    tell: Callable[[str], None] = _warn, **fields: Unpack[Fields],
 ) -> Run:  # fmt: skip
     """Continue a run from its newest complete checkpoint, or from the start if it has none yet.
 
@@ -167,12 +166,16 @@ def resume(
     `env`: what makes the environments, instead of what config.json names; needed if that was a lambda, or defined in a
     notebook. `callbacks`: as of `train`; they are not stored.
     `tell` is called with what could not be used: a damaged checkpoint, a missing replay memory.
+
+    >>> longer = rookery.resume(run, env_steps=3_000)
+    >>> longer.path == run.path, longer.summary["env_steps"] >= 3_000
+    (True, True)
     """
     check_not_importing()
     check_callbacks(callbacks)
     own = resolve(env) if env else ""
     with _interrupting(), Signals() as signals:
-        return _uninterrupted(go_on(path, trusted(path, trust), fields, signals, tell, own, callbacks))
+        return _uninterrupted(go_on(path, trusted(path, trust), dict(fields), signals, tell, own, callbacks))
 
 
 def go_on(

@@ -58,10 +58,6 @@ def sweep(
 ) -> Sweep:  # fmt: skip
     """Train a recipe with several settings and seeds, and compare them.
 
-        found = rookery.sweep("ppo", env="CartPole-v1", seeds=3, set={"algo.lr": [1e-4, 3e-4]}, env_steps=50_000)
-        found.best.values, found.best.row.final        # {"algo.lr": 3e-4}, interquartile mean and interval
-        rookery.train(found.best.config)
-
     `set`: for each field by its dotted path the values to try, in every combination. `seeds`: how many, from 1, or
     which; 5 if nothing is said. `jobs`: how many runs train at a time, each in a process of its own. Other fields are
     those of `rookery.train`.
@@ -70,6 +66,13 @@ def sweep(
     `out`: the folder. Called again with the same one, a sweep goes on where it was: complete runs are kept, interrupted
     ones resumed, and those that failed are tried again with `retry=True`. More values, seeds and trials may be given.
     Ctrl-C has all runs write a checkpoint, and raises KeyboardInterrupt.
+
+    >>> found = rookery.sweep(
+    ...     "ppo", env="CartPole-v1", set={"algo.lr": [1e-3]}, seeds=1, env_steps=1_000, out="sweep", quiet=True
+    ... )
+    >>> found.best.values, found.best.row.runs
+    ({'algo.lr': 0.001}, 1)
+    >>> run = rookery.train(found.best.config, env_steps=2_000, out="again")
     """
     check_not_importing()
     if not isinstance(recipe, RunConfig) and not env:

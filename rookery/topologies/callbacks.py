@@ -33,6 +33,13 @@ class Callback:
     """What a run calls. Subclass it and override what you need; any object with some of these methods is accepted.
 
     A plain function is `on_update`; a class is made without arguments.
+
+    >>> class Patience(rookery.Callback):
+    ...     def on_update(self, run):
+    ...         if run.version == 2:
+    ...             run.stop("two updates are enough")
+    >>> rookery.train("ppo", env="CartPole-v1", callbacks=[Patience()], quiet=True).summary["stop_reason"]
+    'two updates are enough'
     """
 
     def on_start(self, run: Training) -> None:
@@ -58,7 +65,16 @@ class Callback:
 
 
 class Training:
-    """A run while it trains, as a callback sees it."""
+    """A run while it trains, as a callback sees it.
+
+    >>> def halve(run):
+    ...     run.log(half=run.env_steps / 2)
+    ...     if run.version == 2:
+    ...         run.change("algo.lr", 1e-4)
+    >>> run = rookery.train("ppo", env="CartPole-v1", env_steps=2_000, callbacks=[halve], quiet=True)
+    >>> '"half":' in (run.path / "metrics.jsonl").read_text()
+    True
+    """
 
     def __init__(self, job: Job, policy: Callable[[], Any]):
         self._job, self._policy = job, policy

@@ -11,7 +11,7 @@ from rookery.cli.main import main
 from rookery.core.config import RunConfig
 from rookery.core.errors import UsageError
 from rookery.recipes import RECIPES
-from rookery.run.run import configure
+from rookery.run.configured import configure
 
 
 def read(*words: str) -> RunConfig:

@@ -20,7 +20,8 @@ from rookery.core.config import AtariConfig, CheckpointConfig, GradientConfig, N
 from rookery.core.errors import UsageError
 from rookery.core.ranges import T, converted, describe, within
 from rookery.recipes import recipe
-from rookery.run.run import check, configure, read_config
+from rookery.run.configured import configure
+from rookery.run.run import check, read_config
 from rookery.storage.stored import decode_config
 
 GROUPS = (AtariConfig, NetConfig, ReplayConfig, SupervisorConfig, GradientConfig, CheckpointConfig)

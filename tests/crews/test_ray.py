@@ -30,7 +30,7 @@ import sys, time
 import rookery
 {before}
 from rookery.core.errors import UsageError
-from rookery.run.run import configure
+from rookery.run.configured import configure
 from rookery.crews.ray_session import joined
 config = configure("ppo", "CartPole-v1", topology="ray_cluster", ray={{"address": sys.argv[1]}})
 began = time.monotonic()

@@ -29,7 +29,7 @@ from rookery.nets import build
 from rookery.processes.signals import Signals
 from rookery.roles.learner import Learner
 from rookery.roles.producer import handover_shapes
-from rookery.run.run import configure
+from rookery.run.configured import configure
 from rookery.topologies import local
 
 T, LANES = 12, 3

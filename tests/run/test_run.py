@@ -273,3 +273,14 @@ def test_a_slow_environment_is_saved_by_the_clock(tmp_path, monkeypatch):
     saved.clear()
     rookery.train("ppo", env="CartPole-v1", out=str(tmp_path / "b"), **PPO, env_steps=80, checkpoint={"minutes": 1e9})
     assert len(saved) == 1
+
+
+def test_a_config_takes_more_fields_and_no_other_environment(tmp_path):
+    config = rookery.configure("ppo", "CartPole-v1", env_steps=256, quiet=True)
+    run = rookery.train(config, out=str(tmp_path / "run"), envs_per_actor=2, net={"hidden": [8]})
+    assert (run.config.out, run.config.envs_per_actor, run.config.net.hidden) == (str(tmp_path / "run"), 2, (8,))
+    for named in ({"env": "Acrobot-v1"}, {"preset": "pixels"}):
+        with pytest.raises(UsageError, match=r"the config is for CartPole-v1 with the preset 'cartpole': name others"):
+            rookery.train(config, **named)
+    with pytest.raises(UsageError, match="there is no field 'env_stepz'; did you mean env_steps"):
+        rookery.train(config, env_stepz=3)

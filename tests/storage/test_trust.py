@@ -11,7 +11,7 @@ import pytest
 import rookery
 from rookery.algorithms.registry import encode_config
 from rookery.core.errors import UsageError
-from rookery.run.run import configure
+from rookery.run.configured import configure
 from rookery.storage.stored import decode_config
 from rookery.storage.trust import Refused, findings, judge, modules
 
