@@ -67,14 +67,15 @@ def _resumed(given: Words, signals: Signals, view: View) -> Sweep:
             seeds(one.get("seeds")), whole("optuna", one.get("optuna")),
         )  # fmt: skip
     except Refused as refused:
-        fix = f"; if you trust it: rookery sweep --resume {shlex.quote(path)} {flags(refused.modules)}"
+        retry = " --retry" if "retry" in one else ""
+        fix = f"; if you trust it: rookery sweep --resume {shlex.quote(path)}{retry} {flags(refused.modules)}"
         raise UsageError(f"{path}: {refused.about}{fix if refused.helps else ''}") from None
 
 
 def _started(given: Words, signals: Signals, view: View) -> Sweep:
     from rookery.cli.configure import asked
     from rookery.cli.sweep_words import ranges, seeds, values, whole
-    from rookery.sweeps.sweep import asked_plan, start
+    from rookery.sweeps.sweep import PROBE, asked_plan, start
 
     if not given.rest or given.rest[0].startswith("-"):
         raise UsageError("which recipe? It comes first: rookery sweep ppo --env CartPole-v1 --set algo.lr 1e-4,3e-4")
@@ -84,7 +85,8 @@ def _started(given: Words, signals: Signals, view: View) -> Sweep:
     one = given.one
     if given.search and "optuna" not in one:
         raise UsageError("--search gives ranges to sample from: say how many trials, such as --optuna 20")
-    base, extra = asked(recipe, rest, f"rookery sweep {recipe}")
+    with signals.interruptible(PROBE):
+        base, extra = asked(recipe, rest, f"rookery sweep {recipe}")
     if extra["overwrite"]:
         raise UsageError("--overwrite does not belong to a sweep: --out goes on with one, --retry repeats failed runs")
     grid = {path: values(base, path, text) for path, text in given.set.items()}

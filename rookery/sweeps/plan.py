@@ -24,13 +24,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from rookery.algorithms.registry import build_algorithm, config_of, encode_config
 from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, UsageError
+from rookery.core.ranges import Whole
 from rookery.core.types import EnvSpec
 from rookery.recipes.recipe import with_fields
 from rookery.storage import folder as folders
@@ -117,13 +118,16 @@ def setting_name(values: dict[str, Any], titles: dict[str, str]) -> str:
     """For a folder: "lr-0.0003-hidden-64x64". What is too long, or has other characters, ends with a digest."""
     words = "-".join(f"{titles[name]}-{_plain(value)}" for name, value in values.items()) or "base"
     name = re.sub(r"[^A-Za-z0-9.+_-]+", "_", words)
-    if name == words and len(name) <= LONGEST:
+    unique = not any(isinstance(value, dict) for value in values.values())  # 1 and "1" look the same in it
+    if unique and name == words and len(name) <= LONGEST:
         return name
     digest = blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
     return f"{name[:LONGEST].rstrip('-_.')}-{digest}"
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return "-".join(f"{name}-{_plain(each)}" for name, each in value.items())
     return "x".join(map(_plain, value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -296,9 +300,9 @@ class Stored(msgspec.Struct):
     recipe: str
     set: dict[str, list[Any]]
     search: dict[str, Range]
-    seeds: list[int]
-    trials: int
-    jobs: int
+    seeds: list[Whole]
+    trials: Whole
+    jobs: Annotated[int, msgspec.Meta(ge=1, le=LIMIT)]
     base: dict[str, Any]
 
 

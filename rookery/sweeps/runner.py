@@ -75,6 +75,7 @@ class Runner:
     def start(self, name: str, config: RunConfig, resume: bool, trust: Sequence[str]) -> None:
         message = {"config": encode_config(config), "resume": resume, "trust": list(trust)}
         worker = Worker.start(MODULE, f"run {name}", message, {}, Path(config.out) / LOG)
+        worker.mark = None  # what a run has started is ended by a guard of its own, which has to outlive it
         self._grace = max(self._grace, config.supervisor.grace)
         self._workers[name] = worker
         self._listener.add(worker.channel)

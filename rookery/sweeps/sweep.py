@@ -20,7 +20,7 @@ from rookery.core.config import RunConfig
 from rookery.core.errors import INTERRUPT, CheckpointError, RookeryError, StorageError, UsageError
 from rookery.core.types import EnvSpec
 from rookery.envs.given import check_not_importing, given, unguarded
-from rookery.processes.signals import Signals
+from rookery.processes.signals import Signals, Stopped
 from rookery.recipes import RECIPES
 from rookery.recipes import recipe as recipe_named
 from rookery.run.env import spec_of
@@ -45,6 +45,7 @@ from rookery.sweeps.study import Grid, Source, Trials, import_optuna, objective
 from rookery.sweeps.view import View, opened_view
 
 FAILURES = "failures.json"
+PROBE = 10.0  # seconds an environment may take to report its spaces, once shutdown is requested
 TICK = 0.5  # seconds between two looks at the runs
 RESUMABLE = ("interrupted", "requeue")  # how a run has ended that can go on
 
@@ -85,8 +86,13 @@ def sweep(
     name = recipe.recipe if isinstance(recipe, RunConfig) else recipe
     ranges = {path: plans.range_of(path, each) for path, each in (search or {}).items()}
     asked = asked_plan(base, name, {**(set or {})}, ranges, seeds, optuna, jobs)
-    with Signals() as signals, opened_view(base.quiet) as view:
-        found = start(asked, out, signals, view, retry)
+    try:
+        with Signals() as signals, opened_view(base.quiet) as view:
+            found = start(asked, out, signals, view, retry)
+    except Stopped as stop:
+        if stop.exit_code != INTERRUPT:
+            raise
+        raise KeyboardInterrupt(str(stop)) from stop
     if found.exit_code == INTERRUPT:
         raise KeyboardInterrupt(f"interrupted; the same call with out={str(found.path)!r} goes on")
     return found
@@ -114,7 +120,8 @@ def start(plan: Plan, out: str | Path, signals: Signals, view: View, retry: bool
     """Carry out a plan in a folder: a new one, or that of the same sweep, which goes on."""
     folder = folders.real(out or _free_name(plan.base))
     spec = functools.cache(lambda env, kwargs: spec_of(env, json.loads(kwargs)))
-    plan = _accepted(plan, lambda env, kwargs: spec(env, json.dumps(kwargs, sort_keys=True)), view)
+    with signals.interruptible(PROBE):  # an environment may take long to say what it is
+        plan = _accepted(plan, lambda env, kwargs: spec(env, json.dumps(kwargs, sort_keys=True)), view)
     if folder.is_dir() and folders.exists(folder, "config.json"):
         raise UsageError(f"{folder} holds a run, and a sweep has a folder of its own: choose another")
     try:
@@ -276,7 +283,7 @@ class Work:
         elif end.exit_code:
             run.state, run.error = "failed", end.error
             self._failures[run.name] = Failure(end.exit_code, end.error)
-            self._view.say(f"run {run.name} has failed: {end.error}; see {run.path / LOG}")
+            self._view.say(f"run {run.name} has failed (its output is in {run.path / LOG}): {end.error}")
         else:
             run.state = "done"
         folders.store(self._folder, FAILURES, msgspec.json.encode(self._failures))

@@ -46,6 +46,8 @@ def test_the_name_of_a_setting_follows_from_its_values_alone():
     assert one != other and one.startswith("fault_plan-a_b-") and "/" not in setting_name({"algo.lr": "../x"}, titles)
     assert len(setting_name({"fault_plan": "x" * 500}, titles)) < 120
     assert setting_name({}, {}) == "base"
+    kwargs = [setting_name({"env_kwargs": {"limit": limit}}, {"env_kwargs": "env_kwargs"}) for limit in (1, "1")]
+    assert kwargs[0] != kwargs[1] and all(name.startswith("env_kwargs-limit-1-") for name in kwargs)
 
 
 def test_fields_with_the_same_last_part_keep_their_path(base):

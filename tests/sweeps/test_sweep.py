@@ -26,7 +26,7 @@ def test_one_failed_and_one_stopped_run_are_told_and_go_on(tmp_path):
     """The faults are those of the first process of a run: a resumed one has none."""
     plans = ["learner@update=4:sigterm", "learner@update=2:raise"]
     asked = {"seeds": [7], "set": {"fault_plan": plans}, "jobs": 2, "out": tmp_path / "s", **TINY}
-    with pytest.warns(UserWarning, match="has failed: .*InjectedFault"):
+    with pytest.warns(UserWarning, match=r"has failed .*InjectedFault"):
         found = rookery.sweep("ppo", env="CartPole-v1", **asked)
     stopped, failed = found.runs
     assert (stopped.state, stopped.exit_code, failed.state, failed.exit_code) == ("stopped", 75, "failed", 4)
