@@ -140,6 +140,7 @@ def no_work(monkeypatch, tmp_path):
     import rookery.metrics.report
     import rookery.play.policy
     import rookery.run.cluster_work
+    import rookery.run.init_from
     import rookery.run.run
     import rookery.sweeps.sweep
 
@@ -149,6 +150,7 @@ def no_work(monkeypatch, tmp_path):
         (rookery.sweeps.sweep, "start"),
         (rookery.sweeps.sweep, "go_on"),
         (rookery.play.policy, "load"),
+        (rookery.run.init_from, "load"),
         (rookery.metrics.plot, "plot_runs"),
         (rookery.metrics.report, "write_report"),
         (rookery.metrics.compare, "compare"),

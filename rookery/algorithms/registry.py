@@ -76,6 +76,9 @@ def _unknown(given: dict[str, Any], record: Any, prefix: str) -> list[str]:
     for name, value in known.items():
         if name in given and dataclasses.is_dataclass(value):
             found += _unknown(given[name], value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            for index, (part, each) in enumerate(zip(given.get(name, ()), value)):
+                found += _unknown(part, each, f"{prefix}{name}.{index}.")
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -17,10 +18,12 @@ from rookery.cli.flags import HELP, comments_of, flags_of, last, parse, spell
 from rookery.core.config import RunConfig, Topology
 from rookery.core.errors import UsageError
 
-FIXED = ("recipe", "algorithm", "preset")  # what a run is; not for editing
+FIXED = ("recipe", "algorithm", "preset", "init_from", "history")  # what a run is; not for editing
 EXTRA = {  # flags of the command line that are no fields of a run
     "preset": (str, "take this row of the recipe's table, whatever the environment (`rookery recipes`)"),
     "overwrite": (bool, "delete what is in the folder of --out, if it is a run that failed or was killed"),
+    "init_from": (str, "begin with the networks of this run, or of this one of its checkpoints (docs/python.md)"),
+    "init_best": (bool, "with its best checkpoint, not the newest"),
     "trust": (tuple[str, ...], "modules that a stored run may import and call, besides those on the list of Rookery"),
 }
 ABOUT = (
@@ -48,13 +51,48 @@ def asked(recipe: str, words: list[str], prog: str) -> tuple[RunConfig, dict[str
         raise UsageError(f"which environment? {prog} --env CartPole-v1")
     if env:
         config = configure(recipe, env, last(spelt, "preset") or "", **_outline(spelt))
+    source = _source(spelt, recipe) if env else None
+    if source is not None:
+        from rookery.run.init_from import with_network
+
+        config = with_network(config, source, {})
     row = f"\n\nThe defaults are those of the preset {config.preset!r}." if config.preset else ""
     if asks_help and not env:
         row = "\n\nThe defaults depend on the environment: add --env ID to see them."
     found, extra = read(config, spelt, prog, f"{chosen.about}.{row}\n\n{ABOUT}", EXTRA)
     if found.topology == "auto":  # named, and what follows from the other words and the preset is known already
         found = dataclasses.replace(found, topology=config.topology)
-    return found, extra
+    return (found if source is None else _begun_from(found, source)), extra
+
+
+def _source(spelt: list[str], recipe: str) -> Any:
+    """The networks of the run that `--init-from` names, if it is there."""
+    from rookery.cli.runs import open_run, trusted
+    from rookery.cli.show import warn
+    from rookery.run.init_from import source_of
+
+    if not (run := last(spelt, "init-from")):
+        if "--init-best" in spelt:
+            raise UsageError("--init-best is for --init-from RUN: which run?")
+        return None
+    trust = trusted(spelt)
+    open_run(Path(run), trust, ["rookery", "train", recipe, *spelt], acts=False)
+    return source_of(run, "--init-best" in spelt, trust, warn)
+
+
+def _begun_from(config: RunConfig, source: Any) -> RunConfig:
+    from rookery.run.init_from import Unfit, begun_from
+
+    try:
+        return begun_from(config, source)
+    except Unfit as error:
+        words = ((f"--{path.replace('_', '-')}", value) for path, value in error.changes.items())
+        flags = " ".join(f"{flag} {_spelt(value)}" for flag, value in words)
+        raise UsageError(f"{error.about}; it would fit with {flags}" if flags else error.about) from None
+
+
+def _spelt(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def read(

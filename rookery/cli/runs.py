@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from rookery.core.config import RunConfig
 
 
-def open_run(path: Path, trust: tuple[str, ...], command: list[str]) -> RunConfig:
-    """The config of a run. What it asks for beyond the list is refused, with the command that would allow it."""
+def open_run(path: Path, trust: tuple[str, ...], command: list[str], acts: bool = True) -> RunConfig:
+    """The config of a run. What it asks for beyond the list is refused, with the command that would allow it.
+
+    `acts`: its environments will be made, and not only its networks.
+    """
     from rookery.run.run import read_config
 
     folder = run_of(path)
     try:
-        return read_config(folder, trust)
+        return read_config(folder, trust, env="" if acts else None)
     except Refused as refused:
         fix = f"; if you trust it: {shlex.join(command)} {flags(refused.modules)}" if refused.helps else ""
         raise UsageError(f"{folder}: {refused.about}{fix}") from None

@@ -18,6 +18,7 @@ PROBE = 10.0  # seconds an environment may take to report its spaces, once shutd
 TRAIN = """usage: rookery train RECIPE --env ID [fields of the run]
 
   rookery train ppo --env CartPole-v1 --env-steps 100k
+  rookery train ppo --env ID --init-from runs/a  begin with the networks of a run
   rookery train ppo --help                       every field, with its default
   rookery train ppo --env CartPole-v1 --help     the same, with the defaults for that environment
   rookery recipes                                the recipes and their presets"""

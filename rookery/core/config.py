@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from msgspec import Meta
 
 from rookery.core.ranges import Count, NotNegative, Positive, Share, Whole
 
 AlgoConfig = TypeVar("AlgoConfig")
 Topology = Literal["auto", "serial", "local", "async_grads", "allreduce", "ray_cluster"]
 Tracker = Literal["wandb", "mlflow", "trackio"]
+CHANGES = 100  # resumes that `history` keeps; older ones are in metrics.jsonl
 Torso = Literal["auto", "mlp", "tiny", "compact", "nips", "nature", "impala", "resnet"]
 
 
@@ -184,6 +187,26 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
+class InitFrom:
+    """The checkpoint whose networks a run began with: a record. It is read when the run begins, and never again."""
+
+    run: str  # folder of that run
+    checkpoint: str  # the checkpoint in it
+    env_steps: Whole  # environment steps behind these weights
+    digest: str  # of the checkpoint's tensors
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A resume that changed fields of the run."""
+
+    env_steps: Whole  # where the run went on
+    time: str  # when, in UTC
+    version: str  # of Rookery
+    changed: dict[str, tuple[Any, Any]]  # dotted path -> value before, value from there on
+
+
+@dataclass(frozen=True)
 class RunConfig(Generic[AlgoConfig]):
     """Everything that defines a run."""
 
@@ -219,6 +242,8 @@ class RunConfig(Generic[AlgoConfig]):
     group: GroupConfig = field(default_factory=GroupConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+    init_from: InitFrom | None = None  # the checkpoint whose networks it began with; none: random weights
+    history: Annotated[list[Resumed], Meta(max_length=CHANGES)] = field(default_factory=list)  # resumes with changes
 
     @property
     def lanes(self) -> int:

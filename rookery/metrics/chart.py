@@ -15,6 +15,7 @@ from html import escape as html_escape
 import numpy as np
 
 from rookery.core.printable import printable
+from rookery.metrics.resumes import Mark, labels
 
 COLOURS, DASHES = 7, 4  # of runs; a run beyond the colours has dashes
 POINTS = 300  # of one line, at most twice as many
@@ -50,13 +51,23 @@ def badge(run: int) -> str:
     return f'<b class="badge r{run % COLOURS}">{letter(run)}</b>'
 
 
-def chart(title: str, lines: Sequence[Line], several: bool, big: bool = False, target: float = math.nan) -> str:
-    """One quantity over steps and over time; the page shows one of the two. "" where there is nothing to draw."""
+def chart(
+    title: str, lines: Sequence[Line], several: bool, big: bool = False, target: float = math.nan,
+    marks: Sequence[tuple[str, Mark]] = (),
+) -> str:  # fmt: skip
+    """One quantity over steps and over time; the page shows one of the two. "" where there is nothing to draw.
+
+    `marks`: letters of runs, and where these were resumed; a big chart says what that changed.
+    """
     lines = [line for line in map(_finite, lines) if len(line.values)]
     if not lines:
         return ""
     low, high = _range(np.concatenate([line.values for line in lines]), target)
-    plots = [_plot(axis, lines, low, high, several, target, title) for axis in (STEPS, SECONDS)]
+    resumed = {
+        axis: [(at(mark), f"{name}: {mark.text}" if several and mark.text else mark.text) for name, mark in marks]
+        for axis, at in ((STEPS, lambda mark: mark.env_steps), (SECONDS, lambda mark: mark.wall_s))
+    }
+    plots = [_plot(axis, lines, low, high, several, target, title, resumed[axis], big) for axis in resumed]
     return (
         f'<figure class="{"big" if big else "small"}"><figcaption>{escape(title)}</figcaption>{"".join(plots)}</figure>'
     )
@@ -145,7 +156,8 @@ def _range(values: np.ndarray, target: float) -> tuple[float, float]:
 
 
 def _plot(
-    axis: str, lines: Sequence[Line], low: float, high: float, several: bool, target: float, title: str
+    axis: str, lines: Sequence[Line], low: float, high: float, several: bool, target: float, title: str,
+    marks: Sequence[tuple[float, str]], big: bool,
 ) -> str:  # fmt: skip
     places = [line.steps if axis == STEPS else line.wall_s for line in lines]
     last = max(float(x.max()) for x in places)
@@ -164,6 +176,10 @@ def _plot(
     if math.isfinite(target):
         drawn.append(f'<path class="target" d="M0 {up(target):.0f}H{SIZE}"/>')
         words.append(f'<span class="goal" style="top:{up(target) / SIZE:.1%}">target {target:g}</span>')
+    marks = [mark for mark in marks if 0 <= mark[0] <= last]
+    drawn += [f'<path class="resumed" d="M{at / last * SIZE:.0f} 0V{SIZE}"/>' for at, _ in marks]
+    for at, text in labels(marks, last) if big else ():
+        words.append(f'<span class="changed" style="left:{at / last:.1%}">{escape(text)}</span>')
     for line, x in zip(lines, places):
         points = list(zip((x / last * SIZE).round().astype(int), [round(up(value)) for value in line.values]))
         colour = f"r{line.run % COLOURS} d{line.run // COLOURS % DASHES}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -241,6 +241,10 @@ class Journal:
     def _record(self, message: str) -> None:
         wall_s = self.wall_s if self.begun else self._wall_before  # the time before `begin` does not count
         self.sinks.write({"kind": "message", "env_steps": self.env_steps, "wall_s": wall_s, "text": message})
+
+    def resumed(self, about: Mapping[str, Any]) -> None:
+        """The run goes on from a checkpoint: when, with which version, and what was changed."""
+        self.sinks.write({"kind": "resume", "env_steps": self.env_steps, "wall_s": self._wall_before, **about})
 
     def log(self, numbers: dict[str, float], updates: int) -> None:
         """Numbers of the user's own."""

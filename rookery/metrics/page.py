@@ -36,6 +36,9 @@ grid-template-columns:repeat(auto-fill,minmax(min(100%,220px),1fr))}
 .plot svg,.strip svg{position:absolute;inset:0;width:100%;height:100%;overflow:visible}
 .line,.dot,.grid,.target,.mark{fill:none;vector-effect:non-scaling-stroke}
 .line{stroke-width:1.8;stroke-linejoin:round}.dot{stroke-width:8;stroke-linecap:round}.grid{stroke:var(--rule);stroke-width:1}
+.resumed{fill:none;vector-effect:non-scaling-stroke;stroke:var(--soft);stroke-width:1.2;stroke-dasharray:1 3}
+.plot .changed{top:2px;max-height:96%;overflow:hidden;text-overflow:ellipsis;writing-mode:vertical-rl;
+transform:translateX(-100%);margin-left:-2px}
 .target{stroke:var(--soft);stroke-width:1;stroke-dasharray:5 4}.mark{stroke:var(--bad);stroke-width:2}
 .d1{stroke-dasharray:7 4}.d2{stroke-dasharray:2 4}.d3{stroke-dasharray:9 3 2 3}
 .plot span,.strip span,.end{position:absolute;font-size:11px;line-height:1;color:var(--soft);white-space:nowrap}

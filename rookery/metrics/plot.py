@@ -19,6 +19,7 @@ import numpy as np
 
 from rookery.core import tree
 from rookery.core.errors import CheckpointError, StorageError, UsageError
+from rookery.metrics.resumes import MOST, Mark, labels, mark_of
 from rookery.metrics.sink import records
 from rookery.storage import folder as folders
 
@@ -31,7 +32,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 DASHES = ("-", "--", ":", "-.")  # when the colours are used up
 INK, GRID = "#333333", "#E3E3E3"
 # Runs that differ in these only are the same experiment.
-NOT_IDENTITY = {"seed", "out", "quiet", "log_every", "track", "track_project", "eval"}
+NOT_IDENTITY = {"seed", "out", "quiet", "log_every", "track", "track_project", "eval", "history"}
 EVALUATED: dict[str, Any] = {"marker": "o", "markersize": 4, "markerfacecolor": "white", "linewidth": 0.8, "zorder": 3}
 GRID_POINTS = 400
 LARGEST = 1e100  # of the numbers that are drawn; matplotlib computes with their squares
@@ -47,6 +48,7 @@ class Curve:
     wall_s: np.ndarray
     return_mean: np.ndarray
     evaluated: np.ndarray = field(default_factory=lambda: np.empty((3, 0)))  # steps, wall time and mean return
+    resumes: tuple[Mark, ...] = ()
 
 
 @contextmanager
@@ -83,6 +85,7 @@ def plot_runs(run_folders: Sequence[Path], out: str | Path, within: Path | None 
     if any(curve.evaluated.size for curve in curves):
         axes[0].plot([], [], color=INK, label="evaluation", **EVALUATED)
     _draw_targets(axes, [curve for _, members in groups for curve in members])
+    _draw_resumes(axes, groups, seconds)
     _dress(axes[0], "environment steps", "return, last 100 episodes")
     _dress(axes[1], f"wall time, {unit}", None)
     axes[0].xaxis.set_major_formatter(lambda value, _: _short(value))
@@ -167,9 +170,12 @@ def read_curve(folder: Path) -> Curve:
         raise UsageError(f"{folder} is not a run folder: it has no metrics.jsonl")
     kept: list[tuple[float, float, float]] = []
     evaluated: dict[float, float] = {}  # mean return by the steps of the weights
+    resumes: list[Mark] = []
     shift = 0.0  # added to wall_s, should a resumed run have started its clock again
     for record in records(folder / "metrics.jsonl"):
         steps, wall, value = (number(record.get(key)) for key in ("env_steps", "wall_s", "return_mean"))
+        if record.get("kind") == "resume" and (mark := mark_of(record, steps, wall + shift)) is not None:
+            resumes = [*(each for each in resumes if each.env_steps <= steps), mark][-MOST:]
         if record.get("kind") not in ("train", "eval") or not math.isfinite(steps + wall + value):
             continue
         if record["kind"] == "eval":
@@ -184,7 +190,7 @@ def read_curve(folder: Path) -> Curve:
     when = np.interp(at, columns[0], columns[1]) if kept else at  # of the weights; the record came later
     points = np.array([at, when, [evaluated[steps] for steps in at]]).reshape(3, -1)
     env_steps, wall_s, return_mean = columns
-    return Curve(config_of(folder), env_steps, wall_s, return_mean, points)
+    return Curve(config_of(folder), env_steps, wall_s, return_mean, points, tuple(resumes))
 
 
 def grouped(curves: Sequence[Curve]) -> list[tuple[str, list[Curve]]]:
@@ -208,8 +214,17 @@ def _label(config: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> s
         for key in dict.fromkeys(key for other in rivals for key in other)
         if key.split("/")[0] not in NOT_IDENTITY and len({repr(other.get(key)) for other in rivals}) > 1
     ]
-    parts += [_words(f"{key.split('/')[-1]}={config.get(key)}") for key in differing[:3]]
+    parts += [_words(f"{key.split('/')[-1]}={_brief(config, key)}") for key in differing[:3]]
     return ", ".join(parts + ["…"] * (len(differing) > 3))
+
+
+def _brief(config: Mapping[str, Any], key: str) -> Any:
+    """A value as a label has it: of another run's checkpoint, the names of the two."""
+    value = config.get(key)
+    if key != "init_from" or not isinstance(value, str):
+        return value
+    parts = Path(value).parts
+    return "/".join((*parts[-3:-2], *parts[-1:]))
 
 
 def _draw(axes: Axes, lines: list[tuple[np.ndarray, np.ndarray]], label: str | None, style: dict[str, Any]) -> None:
@@ -236,6 +251,22 @@ def _draw_targets(axes: Sequence[Axes], curves: Sequence[Curve]) -> None:
             f"target {target:g}", (0, target), (4, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
             color=INK, fontsize=9,
         )  # fmt: skip
+
+
+def _draw_resumes(axes: Sequence[Axes], groups: Sequence[tuple[str, list[Curve]]], seconds: float) -> None:
+    """A vertical line where a run was resumed, with the fields that changed; in its colour if there are others."""
+    for place, of in zip(axes, (lambda mark: mark.env_steps, lambda mark: mark.wall_s / seconds), strict=True):
+        told = []
+        for index, (_, members) in enumerate(groups):
+            colour = PALETTE[index % len(PALETTE)] if len(groups) > 1 else INK
+            for mark in (mark for curve in members for mark in curve.resumes):
+                place.axvline(of(mark), color=colour, linewidth=0.9, linestyle=":", alpha=0.8, zorder=1)
+                told.append((of(mark), mark.text))
+        for x, text in labels(told, place.get_xlim()[1]):
+            place.annotate(
+                _words(text), (x, 1), (-2, -3), xycoords=("data", "axes fraction"), textcoords="offset points",
+                rotation=90, ha="right", va="top", color=INK, fontsize=7,
+            )  # fmt: skip
 
 
 def _title(groups: Sequence[tuple[str, list[Curve]]]) -> str:
@@ -299,11 +330,14 @@ def _save(figure: Figure, out: str | Path, within: Path | None = None) -> Path:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """config.json, flat; without one, the folder's own name."""
+    """config.json, flat; without one, the folder's own name. Its history is left out: the records have it."""
     if not folders.exists(folder, "config.json"):
         return {"recipe": folder.name}
     try:
         config = msgspec.json.decode(folders.read(folder, "config.json"), type=dict[str, Any])
+        config.pop("history", None)
+        if isinstance(begun := config.pop("init_from", None), dict):
+            config["init_from"] = f"{begun.get('run')}/{begun.get('checkpoint')}"
         return {key: _plain(value) for key, value in tree.flatten(config).items()}
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from error

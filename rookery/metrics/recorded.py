@@ -20,6 +20,7 @@ import numpy as np
 from rookery.core.errors import CheckpointError, UsageError
 from rookery.metrics.evaluated import KIND, sound
 from rookery.metrics.plot import config_of, number
+from rookery.metrics.resumes import MOST, Mark, mark_of
 from rookery.metrics.sink import MAX_LINE
 from rookery.storage import folder as folders
 
@@ -52,6 +53,7 @@ class Recorded:
     evaluations: list[dict[str, Any]] = field(default_factory=list)  # results of `rookery eval`
     films: list[Path] = field(default_factory=list)
     damaged: int = 0  # lines of metrics.jsonl that were left out
+    resumes: list[Mark] = field(default_factory=list)
     unsaid: int = 0  # messages beyond those kept
 
     def part(self, prefix: str) -> dict[str, np.ndarray]:
@@ -71,6 +73,7 @@ def read_run(folder: Path) -> Recorded:
     kept: list[tuple[float, float, dict[str, Any]]] = []
     messages: list[Message] = []
     evaluated: dict[int, dict[str, Any]] = {}
+    resumes: list[Mark] = []
     last: dict[str, Any] = {}
     damaged, shift = 0, 0.0  # shift is added to wall_s, should a resumed run have started its clock again
     for record in _sampled(folder):
@@ -82,6 +85,8 @@ def read_run(folder: Path) -> Recorded:
             messages.append(Message(steps, wall + shift, str(record.get("text", ""))))
         elif kind == KIND and sound(record):
             evaluated[record["env_steps"]] = {key: value for key, value in record.items() if key != "returns"}
+        elif kind == "resume" and (mark := mark_of(record, steps, wall + shift)) is not None:
+            resumes = [*(each for each in resumes if each.env_steps <= steps), mark][-MOST:]
         elif kind in ("train", "log") and math.isfinite(steps + wall):
             while kept and kept[-1][0] > steps:  # a resumed run went over these again
                 kept.pop()
@@ -97,7 +102,7 @@ def read_run(folder: Path) -> Recorded:
         series=columns, last=last,
         messages=[*messages[: MESSAGES // 2], *messages[MESSAGES // 2 :][-MESSAGES // 2 :]],
         evaluated=[evaluated[steps] for steps in sorted(evaluated)], evaluations=evaluations(folder)[-EVALUATIONS:],
-        films=_films(folder), damaged=damaged, unsaid=max(0, len(messages) - MESSAGES),
+        films=_films(folder), damaged=damaged, unsaid=max(0, len(messages) - MESSAGES), resumes=resumes,
     )  # fmt: skip
 
 

@@ -18,10 +18,11 @@ import numpy as np
 
 from rookery.core.errors import StorageError, UsageError
 from rookery.core.printable import shown
-from rookery.metrics.chart import Line, badge, bar, chart, escape, seconds, short, strip
+from rookery.metrics.chart import Line, badge, bar, chart, escape, letter, seconds, short, strip
 from rookery.metrics.page import page
 from rookery.metrics.plot import number
 from rookery.metrics.recorded import Recorded, read_run
+from rookery.metrics.resumes import Mark
 from rookery.metrics.split import STAGES
 from rookery.storage import folder as folders
 
@@ -82,6 +83,7 @@ def render(runs: Sequence[Recorded], beside: Path) -> str:
         head,
         f'<section class="runs">{"".join(_card(index, run) for index, run in enumerate(runs))}</section>',
         _returns(runs),
+        _resumes(runs),
         _evaluations(runs),
         _charts("Numbers from the environment", runs, _keys(runs, "info")),
         _charts("Numbers of your own", runs, _keys(runs, "log")),
@@ -117,6 +119,8 @@ def _card(index: int, run: Recorded) -> str:
         "seed": escape(run.config.get("seed", "?"), 40),
         "ended": escape(ENDS.get(reason := run.summary.get("exit_reason", ""), reason), 60),
     }
+    if begun := run.config.get("init_from"):
+        rows["began with the networks of"] = escape("/".join(str(begun).split("/")[-3::2]), 80)
     if number(of.get("restarts")) > 0:
         rows["restarts"] = f'<b class="bad">{_count(of.get("restarts"))}</b>'
     reached = number(run.summary.get("env_steps_to_target"))
@@ -138,10 +142,28 @@ def _facts(rows: Mapping[str, str]) -> str:
 def _returns(runs: Sequence[Recorded]) -> str:
     targets = {number(run.config.get("target_return")) for run in runs}
     target = targets.pop() if len(targets) == 1 else math.nan
-    drawn = chart("mean return of the last 100 episodes", _lines(runs, "return_mean"), len(runs) > 1, True, target)
-    more = [chart(name.replace("_", " "), _lines(runs, name), len(runs) > 1) for name in ("length_mean", "return_std")]
+    marks, several = _marks(runs), len(runs) > 1
+    drawn = chart("mean return of the last 100 episodes", _lines(runs, "return_mean"), several, True, target, marks)
+    more = [
+        chart(name.replace("_", " "), _lines(runs, name), several, marks=marks)
+        for name in ("length_mean", "return_std")
+    ]
     drawn = drawn or '<figure class="big">no episode has ended</figure>'
     return _section("Return", f'<div class="charts">{drawn}{"".join(more)}</div>')
+
+
+def _marks(runs: Sequence[Recorded]) -> list[tuple[str, Mark]]:
+    return [(letter(index), mark) for index, run in enumerate(runs) for mark in run.resumes]
+
+
+def _resumes(runs: Sequence[Recorded]) -> str:
+    items = "".join(
+        f"<li>{badge(index) + ' ' if len(runs) > 1 else ''}after {_count(mark.env_steps)} steps, "
+        f"{seconds(mark.wall_s)}: {escape(mark.text, 400) or 'no field was changed'}</li>"
+        for index, run in enumerate(runs)
+        for mark in run.resumes
+    )
+    return _section("Resumed", f'<ul class="said">{items}</ul>') if items else ""
 
 
 def _lines(runs: Sequence[Recorded], key: str) -> list[Line]:
@@ -164,7 +186,7 @@ def _moves(runs: Sequence[Recorded], key: str) -> bool:
 def _charts(title: str, runs: Sequence[Recorded], keys: Sequence[str], first: str = "") -> str:
     """Small charts, one for each number, behind the first."""
     moving = [key for key in keys if _varies(runs, key)]
-    drawn = [chart(_words(key), _lines(runs, key), len(runs) > 1) for key in moving[:CHARTS]]
+    drawn = [chart(_words(key), _lines(runs, key), len(runs) > 1, marks=_marks(runs)) for key in moving[:CHARTS]]
     still = [f"{escape(_words(key))} {short(value)}" for key in keys if (value := _constant(runs, key)) is not None]
     more = f'<p class="soft">always the same: {", ".join(still[:CHARTS])}</p>' if still else ""
     more += f'<p class="soft">{len(moving) - CHARTS} more are in metrics.jsonl</p>' if len(moving) > CHARTS else ""

@@ -124,6 +124,8 @@ class TensorBoardSink:
 
     def write(self, record: Record) -> None:
         kind = record.get("kind", "run")
+        if kind == "resume":  # nothing in it is a curve
+            return
         values = [self._summary.Value(tag=f"{kind}/{tag}", simple_value=value) for tag, value in scalars(record)]
         step = int(record.get("env_steps") or 0)
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))

@@ -84,14 +84,14 @@ class Policy:
 
     def __repr__(self) -> str:
         at = f"{self.config.recipe} on {self.spec.id} after {self.env_steps:,} steps"
-        return f"<Policy {at}: {_outline(self.spec)}>"
+        return f"<Policy {at}: {outline(self.spec)}>"
 
     def check_fits(self, spec: EnvSpec) -> None:
         """Refuse an environment with other observations or actions than the policy has learnt from."""
-        if _looks(spec) != _looks(self.spec):
+        if looks(spec) != looks(self.spec):
             raise CheckpointError(
                 f"{self.path} does not fit the environment of its config.json, {spec.id}: it was trained on "
-                f"{_outline(self.spec)}, and this one has {_outline(spec)}"
+                f"{outline(self.spec)}, and this one has {outline(spec)}"
             )
 
     def initial_state(self, lanes: int) -> Tree:
@@ -196,14 +196,14 @@ def _first(x: torch.Tensor) -> Any:
     return x[0].numpy() if x.dim() > 1 else x[0].item()
 
 
-def _looks(spec: EnvSpec) -> tuple[Any, ...]:
+def looks(spec: EnvSpec) -> tuple[Any, ...]:
     """What a network sees of an environment: not how frames were stacked."""
     return {
         name: (leaf.kind, leaf.shape, leaf.dtype, leaf.n, leaf.counts) for name, leaf in spec.obs.items()
     }, spec.action
 
 
-def _outline(spec: EnvSpec) -> str:
+def outline(spec: EnvSpec) -> str:
     """Observations and actions, for a message."""
     obs = [
         f"{name} {leaf.kind} {list(leaf.shape)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -12,14 +13,19 @@ from rookery.recipes import recipe as recipe_named
 from rookery.recipes.recipe import with_fields
 from rookery.run.auto import spec_for
 from rookery.run.env import resolve
+from rookery.run.init_from import begun_from, source_of, with_network
 
 Env = str | Callable[..., Any]  # an id or import path; or what makes an environment: a function, a lambda, a class
 
 
-def configure(recipe: str, env: Env, preset: str = "", **fields: Unpack[Fields]) -> RunConfig:
+def configure(
+    recipe: str, env: Env, preset: str = "", *, init_from: Any = None, init_best: bool = False,
+    trust: tuple[str, ...] = (), **fields: Unpack[Fields],
+) -> RunConfig:  # fmt: skip
     """The whole config of a run, from a recipe's name, an environment and the fields to change.
 
     `preset`: a row of the recipe's table by its name, instead of the one for this environment.
+    `init_from`, `init_best`, `trust`: as of `train`.
 
     >>> config = rookery.configure("ppo", "CartPole-v1", algo={"clip": 0.1}, net={"core": "gru"})
     >>> config.algo.clip, config.net.core, config.preset
@@ -27,18 +33,30 @@ def configure(recipe: str, env: Env, preset: str = "", **fields: Unpack[Fields])
     """
     name = resolve(env)
 
-    return recipe_named(recipe).build(name, lambda: spec_for(name, dict(fields)), preset, **fields)
+    config = recipe_named(recipe).build(name, lambda: spec_for(name, dict(fields)), preset, **fields)
+    if init_from is None:
+        return config
+    source = source_of(init_from, init_best, trust, _warn)
+    return begun_from(with_network(config, source, fields), source)
 
 
-def asked(recipe: str | RunConfig, env: Env, preset: str, fields: Fields) -> RunConfig:
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=4)
+
+
+def asked(
+    recipe: str | RunConfig, env: Env, preset: str, fields: Fields, init_from: Any = None, init_best: bool = False,
+    trust: tuple[str, ...] = (),
+) -> RunConfig:  # fmt: skip
     """The config that `train` was asked for."""
     if not isinstance(recipe, RunConfig):
         if not env:
             raise UsageError('which environment? train("ppo", env="CartPole-v1")')
-        return configure(recipe, env, preset, **fields)
+        return configure(recipe, env, preset, init_from=init_from, init_best=init_best, trust=trust, **fields)
     if env or preset:
         raise UsageError(
             f"the config is for {recipe.env} with the preset {recipe.preset!r}: name others where it is made, "
             f"configure({recipe.recipe!r}, env=..., preset=...)"
         )
-    return with_fields(recipe, dict(fields))
+    config = with_fields(recipe, dict(fields))
+    return config if init_from is None else begun_from(config, source_of(init_from, init_best, trust, _warn))

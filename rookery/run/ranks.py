@@ -29,6 +29,7 @@ from rookery.pipes.collective import LOOPBACK, Collective, Place, RankLost, open
 from rookery.processes.child import IDLE
 from rookery.processes.signals import SIGNAL, Signals, Stopped
 from rookery.processes.worker import Restarts, Worker, stop_all
+from rookery.run.history import Changed
 from rookery.storage import checkpoint
 from rookery.storage.files import step_name
 from rookery.topologies.allreduce import check_same
@@ -49,20 +50,21 @@ ERRORS = {kind.exit_code: kind for kind in (Usage, EnvError, LearnerError, Numer
 
 def supervise(
     config: RunConfig, folder: Path, saved: Checkpoint | None, notes: list[str], signals: Signals,
-    tell: Callable[[str], None], launcher: RankLauncher, callbacks: Sequence[str] = (),
+    tell: Callable[[str], None], launcher: RankLauncher, callbacks: Sequence[str] = (), resumed: Changed | None = None,
 ) -> int:  # fmt: skip
     """Start the ranks and wait for their end; a group that has lost a rank is started again. The exit code."""
     limits = config.supervisor
     restarts, attempt, step = Restarts(limits.restarts, limits.window), 0, None if saved is None else saved.env_steps
     while True:
         try:
-            with Ranks(config, folder, step, attempt, notes, signals, launcher, callbacks) as ranks:
+            with Ranks(config, folder, step, attempt, notes, signals, launcher, callbacks, resumed) as ranks:
                 return ranks.wait()
         except RankLost as error:
             if signals.requested is not None:  # it can be resumed from its last checkpoint
                 error.exit_code = signals.requested
                 raise
             before, step, attempt = step, newest_step(folder), attempt + 1
+            resumed = None  # once is enough
             if step != before:
                 restarts.worked()
             delay = restarts.next(error)  # raises the error itself once there were too many
@@ -117,13 +119,13 @@ class Ranks:
 
     def __init__(
         self, config: RunConfig, folder: Path, step: int | None, attempt: int, notes: list[str], signals: Signals,
-        launcher: RankLauncher, callbacks: Sequence[str] = (),
+        launcher: RankLauncher, callbacks: Sequence[str] = (), resumed: Changed | None = None,
     ):  # fmt: skip
-        """`callbacks`: import paths, for rank 0."""
+        """`callbacks`: import paths, for rank 0. `resumed`: what the user's resume has changed."""
         self._config, self._folder, self._signals, self._launcher = config, folder, signals, launcher
         self._start = {
             "config": encode_config(config), "folder": str(folder), "step": step, "attempt": attempt, "notes": notes,
-            "callbacks": list(callbacks),
+            "callbacks": list(callbacks), "resumed": resumed,
         }  # fmt: skip
         self._workers: list[Any] = []
         self._told = False  # that shutdown was requested
@@ -260,8 +262,9 @@ def serve_rank(channel: Any, start: dict[str, Any]) -> None:
         with joined(config, place) as group:
             callbacks = [] if place.rank else of_paths(start["callbacks"])
             code = run.execute(
-                config, folder, saved, start["notes"], signals, group=group, callbacks=callbacks
-            ).exit_code
+                config, folder, saved, start["notes"], signals, group=group, callbacks=callbacks,
+                resumed=start["resumed"],
+            ).exit_code  # fmt: skip
         streams.finish()
     channel.send({"op": "done", "exit_code": code}, timeout=IDLE)
 
@@ -296,25 +299,28 @@ def joined(config: RunConfig, place: Place) -> Iterator[Collective]:
 
 
 def as_rank(
-    config: RunConfig, place: Place, signals: Signals, prepare: Callable[[RunConfig, bool], Any],
-    resumed: bool = False, callbacks: Sequence[Any] = (),
+    config: RunConfig, place: Place, signals: Signals, prepare: Callable[[RunConfig, bool, Changed | None], Any],
+    resumed: Changed | None = None, callbacks: Sequence[Any] = (),
 ) -> Any:  # fmt: skip
     """Train as a rank that torchrun has started. `prepare` makes the folder, on rank 0; it gives a context manager.
 
+    `resumed`: what a resume has changed; None: the run is new.
     A group that torchrun has started again goes on from the newest checkpoint of its folder.
     """
     from rookery.run.run import execute
 
     with joined(config, place) as group:
         check_same(group, "run", facts(config))
-        again = resumed or place.attempt > 0
-        with prepare(config, again) if place.rank == 0 else nullcontext() as folder:
+        again = resumed is not None or place.attempt > 0
+        with prepare(config, again, resumed) if place.rank == 0 else nullcontext() as folder:
             own = None if folder is None else (str(folder), newest_step(folder) if again else None)
             path, step = msgspec.json.decode(group.gather(msgspec.json.encode(own))[0])
             config, folder = replace(config, out=path), Path(path)
             saved = None if step is None else checkpoint.load(folder / "checkpoints" / step_name(step))
             own_callbacks = callbacks if place.rank == 0 else ()
-            return execute(config, folder, saved, [], signals, group=group, callbacks=own_callbacks)
+            if place.attempt > 0:  # torchrun has started the group again: not the user's resume
+                resumed = None
+            return execute(config, folder, saved, [], signals, group=group, callbacks=own_callbacks, resumed=resumed)
 
 
 def facts(config: RunConfig) -> dict[str, Any]:
@@ -325,4 +331,4 @@ def facts(config: RunConfig) -> dict[str, Any]:
 
     versions = {"rookery": __version__, "torch": str(torch.__version__)}
     fields = msgspec.to_builtins(config)
-    return {"version": versions, "config": {k: v for k, v in fields.items() if k not in ("out", "quiet")}}
+    return {"version": versions, "config": {k: v for k, v in fields.items() if k not in ("out", "quiet", "history")}}

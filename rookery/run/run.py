@@ -29,7 +29,6 @@ from rookery.core.errors import (
     EnvError,
     LearnerError,
     RookeryError,
-    StorageError,
     UsageError,
 )
 from rookery.core.fields import Fields
@@ -40,22 +39,23 @@ from rookery.envs.given import check_not_importing, given
 from rookery.metrics.journal import Journal
 from rookery.metrics.panel import Panel
 from rookery.metrics.report import write_beside
-from rookery.metrics.rewind import rewind
 from rookery.metrics.sink import Sinks
 from rookery.metrics.tracker import check_trackers
-from rookery.nets.torso import bf16_is_emulated
 from rookery.pipes.collective import Place, place_of
 from rookery.processes.orphans import guarded
 from rookery.processes.signals import Signals, Stopped
-from rookery.processes.threads import Threads, available_cores
+from rookery.processes.threads import Threads
 from rookery.recipes.recipe import with_fields
 from rookery.roles.learner import Learner
+from rookery.run import init_from as warm
 from rookery.run.auto import check_settled, settled
 from rookery.run.configured import Env, asked
 from rookery.run.configured import configure as configure
 from rookery.run.env import check_env, resolve
 from rookery.run.evaluation import Evaluations, policy_of
 from rookery.run.finished import Run, trusted
+from rookery.run.history import Changed, changed, check_changes, stamp, stored_env, with_history
+from rookery.run.notes import rank_notes, rewound, warnings_of
 from rookery.run.ranks import LocalRanks, RankLauncher, as_rank, supervise
 from rookery.run.run_folder import clear_folder, folder_name, opened, rank_folder
 from rookery.run.tracking import CLOSING as TRACKED_CLOSING
@@ -79,7 +79,7 @@ def _warn(text: str) -> None:
 
 def train(
     recipe: str | RunConfig, env: Env = "", *, preset: str = "", callbacks: Sequence[Any] = (), overwrite: bool = False,
-    **fields: Unpack[Fields],
+    init_from: Any = None, init_best: bool = False, trust: tuple[str, ...] = (), **fields: Unpack[Fields],
 ) -> Run:  # fmt: skip
     """Train, and return the finished run.
 
@@ -90,6 +90,8 @@ def train(
     `preset`: a row of the recipe's table by its name, instead of the one for this environment.
     Fields are those of `rookery.core.config.RunConfig`; nested ones as `algo={"clip": 0.1}`.
     `overwrite`: delete what is in the folder `out` if it is a run that failed.
+    `init_from`: begin with the networks of another run: its folder, one of its checkpoints, or a Run or Policy.
+    `init_best`: with its best checkpoint, not the newest. `trust`: modules that its config.json may name.
     Ctrl-C writes a checkpoint and raises KeyboardInterrupt.
 
     >>> run = rookery.train("ppo", env="CartPole-v1", env_steps=2_000, algo={"lr": 1e-3}, quiet=True)
@@ -98,7 +100,7 @@ def train(
     """
     check_not_importing()
     check_callbacks(callbacks)
-    config, why = settled(check(asked(recipe, env, preset, fields)))
+    config, why = settled(check(asked(recipe, env, preset, fields, init_from, init_best, trust)))
     with _interrupting(), Signals() as signals:
         return _uninterrupted(start(config, signals, overwrite=overwrite, callbacks=callbacks, why=why))
 
@@ -135,12 +137,14 @@ def start(
         return as_rank(_of_group(config, place), place, signals, rank_folder, callbacks=callbacks)
     config = replace(config, out=config.out or folder_name(config))
     folder = folders.real(config.out)
+    warm.check_apart(config, folder)
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else None
     with opened(folder, overwrite):
         if before is not None:  # a run that was overwritten has gone
             before &= {path.name for path in folder.iterdir()}
         folders.store(folder, "config.json", encode_config(config))
         try:
+            warm.keep(config, folder)
             return _carry_out(config, folder, None, [], signals, tell, callbacks, why)
         except UsageError:  # nothing has begun: the same command, corrected, finds the place free
             clear_folder(folder, before)
@@ -183,12 +187,14 @@ def go_on(
     tell: Callable[[str], None], env: str = "", callbacks: Sequence[Any] = (),
 ) -> Run:  # fmt: skip
     """Resume with signal handlers installed by the caller; the dotted `fields` change. `env`: the caller's own."""
+    check_changes(fields)
     folder = folders.real(Path(path))
     first = read_config(folder, trust, env)  # or it is not a run folder
     folders.check(folder)
     if first.topology == "allreduce" and (place := place_of()) is not None:
-        config = check(with_fields(first, {"fault_plan": "", "out": str(folder)} | fields))
-        return as_rank(_of_group(config, place), place, signals, rank_folder, resumed=True, callbacks=callbacks)
+        config = _of_group(check(with_fields(first, {"fault_plan": "", "out": str(folder)} | fields)), place)
+        changes = changed(replace(first, out=config.out), config)
+        return as_rank(config, place, signals, rank_folder, resumed=changes, callbacks=callbacks)
     with claimed(folder):
         folders.sweep(folder)
         before, stored = read_config(folder, trust, env), folders.read(folder, "config.json")
@@ -209,9 +215,11 @@ def go_on(
             _check_same(before, config)
         else:
             saved, notes = None, ["the run had no checkpoint yet: it starts from the beginning"]
+        changes = changed(replace(before, env=stored_env(stored, config.env)), config)
+        config = with_history(config, 0 if saved is None else saved.env_steps, changes)
         folders.store(folder, "config.json", encode_config(config))
         try:
-            return _carry_out(config, folder, saved, notes, signals, tell, callbacks)
+            return _carry_out(config, folder, saved, notes, signals, tell, callbacks, resumed=changes)
         except (UsageError, CheckpointError) as error:  # it cannot be resumed like this: as it was, it still can
             folders.store(folder, "config.json", stored)
             if saved is not None and str(saved.path) not in str(error):
@@ -251,16 +259,16 @@ def check(config: RunConfig) -> RunConfig:
 
 def _carry_out(
     config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str], signals: Signals,
-    tell: Callable[[str], None], callbacks: Sequence[Any] = (), why: str = "",
+    tell: Callable[[str], None], callbacks: Sequence[Any] = (), why: str = "", resumed: Changed | None = None,
 ) -> Run:  # fmt: skip
-    """Train in this process, or in one for each rank."""
+    """Train in this process, or in one for each rank. `resumed`: what the resume has changed; None: a new run."""
     if config.ranks == 1:
-        return execute(config, folder, saved, notes, signals, tell, callbacks=callbacks, why=why)
+        return execute(config, folder, saved, notes, signals, tell, callbacks=callbacks, why=why, resumed=resumed)
     named = callback_paths(callbacks)
-    for note in _rank_notes(config):
+    for note in rank_notes(config):
         tell(note)
     with _ranks(config) as (for_ranks, launcher):
-        code = supervise(for_ranks, folder, saved, notes, signals, tell, launcher, named)
+        code = supervise(for_ranks, folder, saved, notes, signals, tell, launcher, named, resumed)
     return Run(folder, config, json.loads((folder / "summary.json").read_text()), code)
 
 
@@ -271,13 +279,6 @@ def _ranks(config: RunConfig) -> AbstractContextManager[tuple[RunConfig, RankLau
 
         return ray_cluster.ranks(config)
     return nullcontext((config, LocalRanks()))
-
-
-def _rank_notes(config: RunConfig) -> list[str]:
-    cores = available_cores()
-    if config.ranks <= cores:
-        return []
-    return [f"{config.ranks} ranks share {cores} cores: more ranks than cores do not make a run faster"]
 
 
 def _of_group(config: RunConfig, place: Place) -> RunConfig:
@@ -291,8 +292,12 @@ def _of_group(config: RunConfig, place: Place) -> RunConfig:
 def execute(
     config: RunConfig, folder: Path, saved: checkpoint.Checkpoint | None, notes: list[str], signals: Signals,
     tell: Callable[[str], None] = _warn, group: Reduce = ALONE, callbacks: Sequence[Any] = (), why: str = "",
+    resumed: Changed | None = None,
 ) -> Run:  # fmt: skip
-    """Train in this process; with a group, as one rank of it. `why` it has its topology, if that was measured."""
+    """Train in this process; with a group, as one rank of it. `why` it has its topology, if that was measured.
+
+    `resumed`: as above.
+    """
     signals.check()
     topology = importlib.import_module(f"rookery.topologies.{config.topology}")
     threads, ends = Threads(config), ExitStack()
@@ -310,11 +315,15 @@ def execute(
             if group.rank == 0:
                 folders.store(folder, "spec.json", msgspec.json.encode(spec))
             job = Job(config, algorithm, learner, journal, folder, signals, threads, spec, tell=tell)
-            rewound, evaluated = _rewound(folder, saved, journal) if group.rank == 0 else ([], [])
-            told = [*notes, *_warnings(config), *rewound]
+            behind, evaluated = rewound(folder, saved, journal) if group.rank == 0 else ([], [])
+            told = [*notes, *warnings_of(config), *behind]
             if saved is not None:
                 restore(job, saved)
+            elif begun := warm.begin(config, folder, learner, spec):
+                told.append(begun)
             journal.chose(why)
+            if resumed is not None:
+                journal.resumed({**stamp(), "changed": resumed})
             for note in told:
                 journal.say(note)
             if callbacks:
@@ -366,23 +375,3 @@ def _told(config: RunConfig, folder: Path, signals: Signals, rank: int) -> Itera
         panel.close()
         hurried = signals.requested is not None
         sinks.close(min(closing, max(0.5, config.supervisor.grace / 10)) if hurried else closing)
-
-
-def _rewound(
-    folder: Path, saved: checkpoint.Checkpoint | None, journal: Journal
-) -> tuple[list[str], list[dict[str, Any]]]:
-    """Records of steps that will be taken again leave metrics.jsonl. What to say of it, and evaluations that stay."""
-    try:
-        moved, where, wall_s, evaluated = rewind(folder, -1 if saved is None else saved.env_steps)
-    except StorageError as error:  # records must not stop a run
-        return [str(error)], []
-    journal.not_before(wall_s)
-    since = "the start of the run" if saved is None else "the checkpoint"
-    told = [f"{moved} records of steps after {since} are in {where} now: these steps are taken again"] if moved else []
-    return told, evaluated
-
-
-def _warnings(config: RunConfig) -> list[str]:
-    if config.net.precision == "bf16" and bf16_is_emulated(config.device):
-        return ["this processor has no bf16 arithmetic: bf16 is emulated here, about ten times slower than fp32"]
-    return []

@@ -15,7 +15,10 @@ from pathlib import Path
 
 from rookery.algorithms.registry import encode_config
 from rookery.core.config import RunConfig
-from rookery.core.errors import RookeryError, StorageError, UsageError
+from rookery.core.errors import CheckpointError, RookeryError, StorageError, UsageError
+from rookery.run.history import Changed, with_history
+from rookery.run.init_from import check_apart, keep
+from rookery.storage import checkpoint
 from rookery.storage import folder as folders
 from rookery.storage.claim import claimed
 from rookery.storage.trust import resume_command
@@ -29,8 +32,11 @@ def folder_name(config: RunConfig) -> str:
 
 
 @contextmanager
-def rank_folder(config: RunConfig, again: bool) -> Iterator[Path]:
-    """The folder of a run under torchrun, on rank 0: a new one, or that of the group that was started before."""
+def rank_folder(config: RunConfig, again: bool, changes: Changed | None = None) -> Iterator[Path]:
+    """The folder of a run under torchrun, on rank 0: a new one, or that of the group that was started before.
+
+    `changes`: what a resume has changed, for the history.
+    """
     if again and not config.out:
         raise UsageError("torchrun has started the ranks again, and without --out there is no folder to go on in")
     config = replace(config, out=config.out or folder_name(config))
@@ -39,10 +45,20 @@ def rank_folder(config: RunConfig, again: bool) -> Iterator[Path]:
         folders.check(folder)
         with claimed(folder):
             folders.sweep(folder)
-            yield folder
+            stored = folders.read(folder, "config.json")
+            if changes:
+                steps = max(checkpoint.all_steps(folder / "checkpoints"), default=0)
+                folders.store(folder, "config.json", encode_config(with_history(config, steps, changes)))
+            try:
+                yield folder
+            except (UsageError, CheckpointError):  # it cannot be resumed like this: as it was, it still can
+                folders.store(folder, "config.json", stored)
+                raise
         return
+    check_apart(config, folder)
     with opened(folder):
         folders.store(folder, "config.json", encode_config(config))
+        keep(config, folder)
         yield folder
 
 

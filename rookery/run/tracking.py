@@ -27,7 +27,7 @@ from rookery.storage import folder as folders
 PATIENCE = 24 * 3600.0  # seconds for one record; the end of the run does not wait so long
 CLOSING = 10.0  # seconds for the last records, where there are trackers
 STOPPING = 2.0  # seconds for its process to end
-SKIPPED = ("message",)  # kinds of records that trackers do not get
+SKIPPED = ("message", "resume")  # kinds of records that trackers do not get
 
 
 class TrackerFailed(RookeryError):
@@ -151,6 +151,8 @@ def flat(config: Any, prefix: str = "") -> Iterator[tuple[str, str | float | boo
         config.items() if isinstance(config, Mapping) else ((f.name, getattr(config, f.name)) for f in fields(config))
     )
     for name, value in pairs:
+        if name == "history" and not prefix:  # of the run folder, not of the run
+            continue
         if is_dataclass(value) or (isinstance(value, Mapping) and value):
             yield from flat(value, f"{prefix}{name}.")
         else:

@@ -103,6 +103,14 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(path, manifest.env_steps, tensors, meta)
 
 
+def digest(path: Path) -> str:
+    """Of the tensors of a checkpoint, as its manifest says."""
+    try:
+        return _manifest(Path(path)).files[TENSORS].blake2b
+    except Damage as error:
+        raise CheckpointError(f"checkpoint {path}: {error}") from error
+
+
 def newest(folder: Path) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint that loads, and one message for each newer one that does not."""
     skipped: list[str] = []

@@ -31,7 +31,9 @@ MAX_CONFIG = 1 << 20  # bytes of config.json, spec.json or summary.json; ours ha
 
 FILES = ("config.json", "spec.json", "summary.json", "metrics.jsonl", "lock")
 WRITTEN_IN_PLACE = ("metrics.jsonl", "lock")
-FOLDERS = ("checkpoints", "replay", "logs", "eval", "report", "tensorboard", "numeric", "ranks", "trackers", "export")
+FOLDERS = (
+    "checkpoints", "init", "replay", "logs", "eval", "report", "tensorboard", "numeric", "ranks", "trackers", "export",
+)  # fmt: skip
 
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)

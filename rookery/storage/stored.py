@@ -184,17 +184,18 @@ def _fields(record: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 def check_sizes(algorithm: Algorithm, saved: Checkpoint, complaint: str = OTHER) -> None:
     """That a checkpoint has the networks the algorithm asks for, by names and shapes; before memory is taken."""
     try:
-        wanted = _outline(algorithm)
+        wanted = outline_of(algorithm)
     except (RuntimeError, ValueError, OverflowError, TypeError, MemoryError) as error:
         raise CheckpointError(f"checkpoint {saved.path}: the networks that config.json asks for: {error}") from error
     if wanted is not None:
-        _check_same({n: t for n, t in saved.tensors.items() if n.startswith("nets/")}, wanted, saved, complaint)
+        given = {name: tensor for name, tensor in saved.tensors.items() if name.startswith("nets/")}
+        _check_same(given, {f"nets/{name}": tensor for name, tensor in wanted.items()}, saved, complaint)
 
 
 def check_room(algorithm: Algorithm) -> None:
     """Refuse networks that do not fit into memory with their gradients and an optimiser, before any is taken."""
     try:
-        nets = _outline(algorithm) or {}
+        nets = outline_of(algorithm) or {}
         need = 4 * sum(tensor.nbytes for tensor in nets.values())
     except (RuntimeError, OverflowError) as error:
         raise UsageError(f"these networks cannot be made: {error}; use smaller ones (--net.hidden, ...)") from error
@@ -218,12 +219,12 @@ def check_arrays(config: RunConfig, algorithm: Algorithm, nets: Nets, spec: EnvS
         )
 
 
-def _outline(algorithm: Algorithm) -> dict[str, torch.Tensor] | None:
-    """Tensors of the networks without their memory; None where code of the user's own makes them, which may need it."""
+def outline_of(algorithm: Algorithm) -> dict[str, torch.Tensor] | None:
+    """Tensors of the networks by name, without memory; None where code of the user's own makes them and may need it."""
     if algorithm.net.module or type(algorithm).__module__.split(".")[0] != "rookery":
         return None
     with torch.device("meta"):
-        return {f"nets/{name}": tensor for name, tensor in algorithm.nets().state_dict().items()}
+        return dict(algorithm.nets().state_dict())
 
 
 def check_tensors(learner: Learner, saved: Checkpoint) -> None:
@@ -232,7 +233,15 @@ def check_tensors(learner: Learner, saved: Checkpoint) -> None:
     optimizers = {name: t for name, t in _optimizer_states(learner).items() if _group_of(name, saved.tensors)}
     wanted = {name: tensor for name, tensor in own.items() if name.startswith("nets/")} | optimizers
     given = {name: tensor for name, tensor in saved.tensors.items() if not name.startswith(_OLD_STATES)}
-    _check_same(given, wanted, saved, OTHER)
+    check_weights(given, wanted, own, saved, OTHER)
+
+
+def check_weights(
+    given: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], own: dict[str, torch.Tensor], saved: Checkpoint,
+    complaint: str,
+) -> None:  # fmt: skip
+    """That tensors have the names, types and shapes of `wanted`, and values that `own` could have."""
+    _check_same(given, wanted, saved, complaint)
     check_values(given, own, saved)
     for name, tensor in given.items():
         if _not_negative(name) and bool((tensor < 0).any()):

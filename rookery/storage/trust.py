@@ -64,7 +64,7 @@ def findings(fields: Any, trust: Sequence[str] = (), env: str | None = "") -> li
     trust = modules(trust)
     if not isinstance(fields, dict):
         raise UsageError("config.json cannot be read: it is not a JSON object")
-    _check_characters({name: value for name, value in fields.items() if name != "env_kwargs"})
+    _check_characters({name: value for name, value in fields.items() if name not in ("env_kwargs", "history")})
     net = _field(fields, "net", dict, {})
     code = [("algorithm", _field(fields, "algorithm", str)), ("net.module", _field(net, "module", str, "", "net."))]
     found = [_code(*each, trust) for each in code]
@@ -216,7 +216,7 @@ def _field(fields: Mapping[str, Any], name: str, kind: type, otherwise: Any = No
 
 
 def _check_characters(fields: Any) -> None:
-    """Names are shown in messages and titles: control characters are refused. Arguments are only shown as JSON."""
+    """Names are shown in messages and titles: control characters are refused. Arguments are shown as JSON."""
     for text in _texts(fields):
         if printable(text) != text:
             raise UsageError(f"config.json cannot be read: {shown(text)} has characters that cannot be shown")

@@ -1,6 +1,7 @@
 """The command line and `rookery.configure` speak of the same configuration."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -9,7 +10,7 @@ from rookery.cli.configure import changes, config_for
 from rookery.cli.flags import comments_of, flags_of
 from rookery.cli.main import main
 from rookery.core.config import RunConfig
-from rookery.core.errors import UsageError
+from rookery.core.errors import CheckpointError, UsageError
 from rookery.recipes import RECIPES
 from rookery.run.configured import configure
 
@@ -96,14 +97,14 @@ def test_help_names_and_explains_every_field(capsys, name):
     flat = re.sub(r"[\s│]+", " ", text)
     recipe = RECIPES[name]
     blank = RunConfig(recipe=name, algorithm=recipe.algorithm, env="", algo=recipe.config())
-    for flag in set(flags_of(blank)) - {"recipe", "algorithm"}:
+    for flag in set(flags_of(blank)) - {"recipe", "algorithm", "history"}:
         assert f"--{flag}" in text
     groups = [blank, *(getattr(blank, field.name) for field in dataclasses.fields(blank))]
     groups += [blank.algo.replay] if name != "ppo" else []
     for group in filter(dataclasses.is_dataclass, groups):
         comments = comments_of(type(group))
         plain = {f.name for f in dataclasses.fields(group) if not dataclasses.is_dataclass(getattr(group, f.name))}
-        for field in plain - {"recipe", "algorithm", "preset"}:
+        for field in plain - {"recipe", "algorithm", "preset", "init_from", "history"}:
             assert comments[field] in flat
 
 
@@ -111,3 +112,26 @@ def test_help_for_an_environment_has_its_defaults(capsys):
     assert main(["train", "ppo", "--env", "CartPole-v1", "--help"]) == 0
     text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
     assert "preset 'cartpole'" in text and "passes over a batch (default: 20)" in text
+
+
+# Beginning with the networks of another run
+
+
+def test_the_network_of_another_run_is_taken_and_its_flags_are_told_if_it_does_not_fit(finished, tmp_path):
+    words = ["--env", "CartPole-v1", "--init-from", str(finished)]
+    config = config_for("ppo", words, "prog")
+    assert config.init_from.run == str(finished) and config.net.hidden == (64, 64)
+    with pytest.raises(UsageError, match=r"it would fit with --net\.hidden 64 64$"):
+        config_for("ppo", [*words, "--net.hidden", "8"], "prog")
+    with pytest.raises(UsageError, match="--init-best is for --init-from RUN"):
+        config_for("ppo", ["--env", "CartPole-v1", "--init-best"], "prog")
+    with pytest.raises(CheckpointError, match="is not a run folder"):
+        config_for("ppo", ["--env", "CartPole-v1", "--init-from", str(tmp_path)], "prog")
+
+
+def test_a_run_that_names_code_is_refused_with_the_command_that_allows_it(run):
+    config = json.loads((run / "config.json").read_text())
+    config["net"]["module"] = "stranger.nets:Torso"
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=r"rookery train ppo .*--init-from.* --trust stranger.nets"):
+        config_for("ppo", ["--env", "CartPole-v1", "--init-from", str(run)], "prog")

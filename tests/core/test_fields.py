@@ -22,7 +22,7 @@ READ = (
     "core/ranges",
     "play/interface",
 )
-NAMED_OTHERWISE = {"recipe", "algorithm", "env", "preset"}  # parameters of their own
+NAMED_OTHERWISE = {"recipe", "algorithm", "env", "preset", "init_from", "history"}  # parameters of their own
 WRONG = """
 import rookery
 

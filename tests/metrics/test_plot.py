@@ -236,3 +236,49 @@ def test_a_picture_for_a_run_folder_is_not_drawn_through_a_link(tmp_path):
     (run / "report" / "curve.png").unlink()
     assert plot_runs([run], "report/curve.png", within=run) == run / "report" / "curve.png"
     assert secret.read_text() == "mine"
+
+
+# Resumes
+
+
+def resume(steps, wall, **changed):
+    return json.dumps({"kind": "resume", "env_steps": steps, "wall_s": wall, "changed": changed}) + "\n"
+
+
+def resumed_run(folder, *marks, **config):
+    run = make_run(folder, **config)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:-1]
+    (run / "metrics.jsonl").write_text("".join([*lines, *marks]))
+    return run
+
+
+def test_a_resume_is_a_vertical_line_with_the_fields_that_changed(tmp_path, figures):
+    marks = [resume(500, 5.0, **{"algo.lr": [0.001, 0.0001]}), resume(900, 9.0), resume(905, 9.1, env=["$", "$"])]
+    plot_runs([resumed_run(tmp_path / "run", *marks)], tmp_path / "a.png")
+    for axes, places in zip(figures[0].axes, ([500, 900, 905], [5.0, 9.0, 9.1])):
+        drawn = [
+            line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == ":"
+        ]
+        assert drawn == places
+        texts = [text.get_text() for text in axes.texts]
+        assert texts == ["algo.lr 0.001 → 0.0001", r"env \$ → \$"], "no formula, and nothing where nothing changed"
+
+
+def test_of_resumes_to_the_same_steps_the_last_counts_and_damaged_ones_do_not(tmp_path):
+    marks = [resume(500, 5.0), resume(900, 9.0), resume(500, 6.0), resume("x", 1.0), '{"kind": "resume"}\n']
+    marks += [json.dumps({"kind": "resume", "env_steps": 600, "wall_s": 7, "changed": ["a", {"b": 1}]}) + "\n"]
+    found = read_curve(resumed_run(tmp_path / "run", *marks)).resumes
+    assert [(mark.env_steps, mark.text) for mark in found] == [(500, ""), (500, ""), (600, "")]
+
+
+def test_many_changes_and_long_values_are_cut(tmp_path):
+    run = resumed_run(tmp_path / "run", resume(500, 5.0, **{f"f{i}": ["o" * 99, i] for i in range(9)}))
+    (mark,) = read_curve(run).resumes
+    assert mark.text.startswith("f0 " + "o" * 24 + "… → 0, f1 ") and mark.text.endswith(" and 6 more")
+
+
+def test_runs_that_began_with_other_networks_are_told_apart_by_these(tmp_path, figures):
+    begun = {"run": "/home/me/runs/a", "checkpoint": "checkpoints/step-000000000064", "env_steps": 64, "digest": "0"}
+    runs = [make_run(tmp_path / "scratch"), make_run(tmp_path / "tuned", init_from=begun, history=[{"env_steps": 1}])]
+    plot_runs([*runs, make_run(tmp_path / "third", init_from=None)], tmp_path / "a.png")
+    assert labels(figures[0]) == ["ppo, init_from=None (2 seeds)", "ppo, init_from=a/step-000000000064"]

@@ -258,3 +258,14 @@ def test_labels_near_each_other_do_not_cover_one_another():
     placed = chart._apart([(1.0, 0.5), (1.0, 0.51), (0.2, 0.5), (1.0, 0.49)])
     near = sorted(placed[index] for index in (0, 1, 3))
     assert min(np.diff(near)) >= chart.LABEL - 1e-9 and placed[2] == 0.5
+
+
+def test_resumes_are_lines_in_the_charts_and_a_list(tmp_path):
+    marks = [{"kind": "resume", "env_steps": 500, "wall_s": 5.0, "changed": {"algo.lr": [1e-3, EVIL]}}]
+    marks.append({"kind": "resume", "env_steps": 900, "wall_s": 9.0, "changed": {}})
+    run = make_run(tmp_path / "run", messages=marks, init_from={"run": "/r/a", "checkpoint": "checkpoints/step-1"})
+    found = read(write_report([run]))
+    lines = [attrs["d"] for attrs in found.all("path") if attrs.get("class") == "resumed"]
+    assert "M263 0V1000" in lines and len(lines) >= 4
+    assert "after 500 steps, 5 s: algo.lr 0.001 →" in found.words and "no field was changed" in found.words
+    assert "began with the networks of a/step-1" in found.words and not found.all("img")

@@ -157,7 +157,7 @@ def test_wandb_offline_and_mlflow_in_files(tmp_path, monkeypatch):
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("rookery.run.run.TRACKED_CLOSING", 60.0)
-    fields = SMALL | {"track": ("wandb", "mlflow"), "log_every": 0.1}
+    fields = SMALL | {"track": ("wandb", "mlflow"), "log_every": 0.0}
     run = rookery.train("ppo", **fields, out=str(tmp_path / "run"))
     again = rookery.resume(run.path, env_steps=1024, net={"log_std": 0.0}, checkpoint={"keep": 2})
     assert run.summary["records_lost"] == again.summary["records_lost"] == {}

@@ -20,7 +20,7 @@ import rookery
 from rookery.core.config import GroupConfig
 from rookery.core.errors import LearnerError, UsageError
 from rookery.pipes.collective import Collective, Place, open_store, place_of
-from rookery.run.run import _rank_notes
+from rookery.run.notes import rank_notes
 from rookery.storage import checkpoint
 from rookery.topologies.allreduce import check_same
 
@@ -208,8 +208,8 @@ def test_ranks_with_other_environments_are_refused_on_all_of_them(size):
 def test_more_ranks_than_cores_are_told_of(monkeypatch):
     monkeypatch.setattr("rookery.run.run.available_cores", lambda: 2)
     config = rookery.configure("ddppo", "CartPole-v1", ranks=3)
-    assert _rank_notes(config) == ["3 ranks share 2 cores: more ranks than cores do not make a run faster"]
-    assert _rank_notes(replace(config, ranks=2)) == []
+    assert rank_notes(config) == ["3 ranks share 2 cores: more ranks than cores do not make a run faster"]
+    assert rank_notes(replace(config, ranks=2)) == []
 
 
 def test_variables_of_torchrun_that_are_half_set_are_refused():
