@@ -12,7 +12,7 @@ NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 
 
 def test_there_are_notebooks():
-    assert [path.stem for path in NOTEBOOKS] == ["own-environment"]
+    assert [path.stem for path in NOTEBOOKS] == ["first-run", "own-environment"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
