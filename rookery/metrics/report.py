@@ -140,7 +140,7 @@ def _facts(rows: Mapping[str, str]) -> str:
 
 
 def _returns(runs: Sequence[Recorded]) -> str:
-    targets = {number(run.config.get("target_return")) for run in runs}
+    targets = {number(run.config.get("target_return")) for run in runs if run.config.get("eval/stop") is not True}
     target = targets.pop() if len(targets) == 1 else math.nan
     marks, several = _marks(runs), len(runs) > 1
     drawn = chart("mean return of the last 100 episodes", _lines(runs, "return_mean"), several, True, target, marks)

@@ -96,6 +96,7 @@ class Evaluations:
                 journal.say("training has ended; the final weights are being evaluated")
                 journal.report(force=True)
         self._take()
+        journal.reach(journal.reached)
         if player.busy and job.signals.requested is None:
             journal.evaluations.failed += 1
             journal.say("the evaluation of the final weights took too long and was given up; see eval.minutes")

@@ -103,6 +103,13 @@ def test_an_evaluation_that_reaches_the_target_ends_the_run(tmp_path):
     assert 0 < run.summary["wall_s_to_target"] <= first["wall_s"]
 
 
+def test_a_target_that_the_final_weights_reach_is_told(tmp_path):
+    """The evaluation ends after the last step."""
+    run = train(tmp_path / "run", env=short, target_return=5.0, eval=EVERY | {"stop": True, "every": 1000})
+    assert run.summary["exit_reason"] == "target_return"
+    assert run.summary["env_steps_to_target"] == run.summary["env_steps"] >= 400
+
+
 def test_with_stop_the_returns_in_training_do_not_count(tmp_path):
     fields = {"env": short, "env_steps": 2400, "target_return": 5.0}
     assert train(tmp_path / "a", **fields).summary["exit_reason"] == "target_return"
