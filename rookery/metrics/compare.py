@@ -17,7 +17,7 @@ import numpy as np
 
 from rookery.core.errors import UsageError
 from rookery.metrics.plot import Curve, grouped, number, read_curve
-from rookery.metrics.recorded import evaluations
+from rookery.metrics.recorded import evaluations, own_evaluation
 from rookery.metrics.statistic import Estimate, bootstrap, steps_to
 
 FEW = 5  # runs; an interval of fewer is too narrow, since the bootstrap draws from what it has
@@ -91,8 +91,9 @@ def _note(curves: Sequence[Curve]) -> str:
 
 
 def evaluated(folder: Path) -> float | None:
-    """The mean return of the newest evaluation; of several, that of the most episodes."""
-    found = [each for each in evaluations(folder) if math.isfinite(number(each["return_mean"]))]
+    """The mean return of the newest evaluation, stored or during training; of several, that of the most episodes."""
+    known = [*evaluations(folder), *own_evaluation(folder)]
+    found = [each for each in known if math.isfinite(number(each["return_mean"]))]
     if not found:
         return None
     newest = max(found, key=lambda each: (_order(each.get("env_steps")), _order(each.get("episodes"))))

@@ -162,6 +162,13 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
     return sorted(known, key=lambda each: number(each.get("env_steps")))
 
 
+def own_evaluation(folder: Path) -> list[dict[str, Any]]:
+    """The last evaluation of a run by itself (`eval.every`), as its summary has it; none if there was none."""
+    found = _json(folder, "summary.json").get("evaluation")
+    last = found.get("last") if isinstance(found, dict) else None
+    return [last] if isinstance(last, dict) and isinstance(last.get("return_mean"), int | float) else []
+
+
 def _films(folder: Path) -> list[Path]:
     return [Path("report", name) for name in _names(folder, "report", FILM_SUFFIXES)][:FILMS]
 

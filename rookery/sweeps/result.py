@@ -22,6 +22,7 @@ from rookery.core.errors import CheckpointError, UsageError
 from rookery.metrics.compare import Row, as_numbers, compare, evaluated
 from rookery.metrics.plot import read_curve
 from rookery.metrics.statistic import Estimate
+from rookery.recipes.recipe import with_fields
 from rookery.storage import folder as folders
 from rookery.sweeps.plan import Plan, Setting, shown
 
@@ -57,7 +58,7 @@ class Outcome:
     runs: int  # asked for
     done: int
     row: Row | None  # of the runs that are done; None: no episode has ended in any
-    config: RunConfig  # with the first seed, for training it again
+    config: RunConfig  # with the first seed, for training it again in another folder
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,13 +95,13 @@ class Sweep:
         return f"<table>{''.join(lines)}</table>"
 
 
-def outcomes(plan: Plan, folder: Path, settings: Sequence[Setting], runs: Sequence[SweepRun]) -> list[Outcome]:
+def outcomes(plan: Plan, settings: Sequence[Setting], runs: Sequence[SweepRun]) -> list[Outcome]:
     """Best first; settings without a result last."""
     table = []
     for setting in settings:
         own = [run for run in runs if run.setting == setting.name]
         done = [run for run in own if run.state == "done"]
-        config = plan.config(setting.runs(plan.seeds)[0], folder)
+        config = with_fields(plan.base, setting.values | {"seed": plan.seeds[0], "quiet": False})
         table.append(
             Outcome(setting.name, setting.values, len(own), len(done), _row([run.path for run in done]), config)
         )
@@ -185,12 +186,11 @@ def notes(sweep: Sweep) -> list[str]:
     return list(dict.fromkeys(each.row.note for each in sweep.table if each.row is not None and each.row.note))
 
 
-def train_command(recipe: str, outcome: Outcome, plain: RunConfig) -> str:
-    """The command that trains a setting alone. `plain`: the config that the recipe has for this environment."""
+def train_command(recipe: str, outcome: Outcome, plain: RunConfig, more: Sequence[str] = ()) -> str:
+    """The command that trains a setting alone. `plain`: the config that follows from the recipe, the environment and
+    the flags `more`."""
     config = outcome.config
-    words = ["rookery", "train", recipe, "--env", config.env]
-    if config.preset != plain.preset:
-        words += ["--preset", config.preset]
+    words = ["rookery", "train", recipe, "--env", config.env, *more]
     fields = {path: value for path, value in _changes(plain, config) if path not in outcome.values}
     for path, value in {**outcome.values, **fields}.items():
         words += _flag(path, value)

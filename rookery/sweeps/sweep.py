@@ -12,19 +12,21 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from rookery.core.config import RunConfig
 from rookery.core.errors import INTERRUPT, CheckpointError, RookeryError, StorageError, UsageError
+from rookery.core.fields import Fields
 from rookery.core.types import EnvSpec
 from rookery.envs.given import check_not_importing, given, unguarded
 from rookery.processes.signals import Signals, Stopped
 from rookery.recipes import RECIPES
 from rookery.recipes import recipe as recipe_named
+from rookery.run.configured import asked as asked_config
 from rookery.run.env import spec_of
-from rookery.run.run import check, configure
+from rookery.run.run import check
 from rookery.storage import folder as folders
 from rookery.storage.claim import claimed
 from rookery.storage.trust import findings
@@ -53,7 +55,7 @@ Spec = Callable[[str, dict[str, Any]], EnvSpec]
 
 
 def sweep(
-    recipe: str | RunConfig, env: Any = "", *, seeds: int | Sequence[int] | None = None,
+    recipe: str | RunConfig, env: Any = "", *, preset: str = "", seeds: int | Sequence[int] | None = None,
     set: Mapping[str, Sequence[Any]] | None = None, search: Mapping[str, tuple[str, float, float]] | None = None,
     optuna: int = 0, jobs: int | None = None, out: str | Path = "", retry: bool = False, **fields: Any,
 ) -> Sweep:  # fmt: skip
@@ -73,16 +75,14 @@ def sweep(
     ... )
     >>> found.best.values, found.best.row.runs
     ({'algo.lr': 0.001}, 1)
-    >>> run = rookery.train(found.best.config, env_steps=2_000, out="again")
+    >>> run = rookery.train(found.best.config, env_steps=2_000, out="again", quiet=True)
     """
     check_not_importing()
     if not isinstance(recipe, RunConfig) and not env:
         raise UsageError('which environment? sweep("ppo", env="CartPole-v1")')
     if "seed" in fields:
         raise UsageError("seed cannot be given: give the seeds of the sweep, seeds=5 or seeds=[7]")
-    base = recipe if isinstance(recipe, RunConfig) else configure(recipe, env, **fields)
-    if isinstance(recipe, RunConfig) and fields:
-        raise UsageError(f"{next(iter(fields))} is a field of the config that is given: change it there")
+    base = asked_config(recipe, env, preset, cast(Fields, fields))
     name = recipe.recipe if isinstance(recipe, RunConfig) else recipe
     ranges = {path: plans.range_of(path, each) for path, each in (search or {}).items()}
     asked = asked_plan(base, name, {**(set or {})}, ranges, seeds, optuna, jobs)
@@ -195,7 +195,7 @@ def _carry_out(
         work.until_done(runner)
     runs = list(work.runs.values())
     failed = next((run.exit_code for run in runs if run.state in ("failed", "stopped")), 0)
-    table = outcomes(plan, folder, source.settings, runs)
+    table = outcomes(plan, source.settings, runs)
     found = Sweep(folder, plan, runs, table, (signals.requested or 0) or failed)
     found = replace(found, command=_command(found, spec))
     write(found)
@@ -207,8 +207,14 @@ def _command(found: Sweep, spec: Callable[[str, str], EnvSpec]) -> str:
     best, base = found.best, found.plan.base
     if best is None or given(base.env) is not None or found.plan.recipe not in RECIPES:
         return ""
-    plain = recipe_named(found.plan.recipe).build(base.env, lambda: spec(base.env, json.dumps(base.env_kwargs)))
-    return train_command(found.plan.recipe, best, plain)
+    chosen = recipe_named(found.plan.recipe)
+
+    def look() -> EnvSpec:
+        return spec(base.env, json.dumps(base.env_kwargs, sort_keys=True))
+
+    usual = chosen.build(base.env, look)
+    plain = usual if usual.preset == base.preset else chosen.build(base.env, look, base.preset)
+    return train_command(found.plan.recipe, best, plain, [] if plain is usual else ["--preset", base.preset])
 
 
 class Work:

@@ -58,6 +58,10 @@ def test_evaluations_count_where_every_run_has_one(tmp_path):
     for file in (runs[0] / "eval").iterdir():
         file.write_text("damaged")
     assert compare(runs)[0].evaluation is None
+    for last, known in (("damaged", False), ({"env_steps": 2000, "episodes": 4, "return_mean": 302.0}, True)):
+        (runs[0] / "summary.json").write_text(json.dumps({"evaluation": {"last": last}}))  # its own, during training
+        estimate = compare(runs)[0].evaluation
+        assert estimate.value == iqm([302.0, 301.0, 302.0, 303.0, 304.0]) if known else estimate is None
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_the_table_has_the_best_first_and_a_row_without_a_result_last(tmp_path):
         run_of(tmp_path, f"{each.name}-seed-{seed}", seed, "failed" if place == 1 else "done", 10.0 * place + seed)
         for place, each in enumerate(settings) for seed in (1, 2)
     ]  # fmt: skip
-    table = outcomes(plan, tmp_path, settings, runs)
+    table = outcomes(plan, settings, runs)
     assert [each.values["algo.lr"] for each in table] == [0.3, 0.1, 0.2]
     assert cells(Sweep(tmp_path, plan, runs, table)) == [
         ["lr", "runs", "return", "steps to target"],
@@ -82,6 +82,7 @@ def test_the_table_has_the_best_first_and_a_row_without_a_result_last(tmp_path):
         ["0.1", "2", "1.5 (1 to 2)", "not reached; 0 of 2 reached"],
         ["0.2", "0 of 2", "–", "–"],
     ]
+    assert (table[0].config.algo.lr, table[0].config.seed, table[0].config.out) == (0.3, 1, "")
     plain = configure("ppo", "CartPole-v1")
     assert train_command("ppo", table[0], plain) == (
         "rookery train ppo --env CartPole-v1 --algo.lr 0.3 --net.hidden 32 32 --target-return 15.0"
