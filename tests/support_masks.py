@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rookery.core.types import MASK, ActionSpec, EnvSpec, Leaf
+from rookery.core.types import MASK
 
 CHOICES = (3, 5)  # of the branches of a MultiDiscrete
 COUNT = 6  # choices of a Discrete
@@ -78,27 +78,6 @@ class Maskable(gymnasium.Env):
         return mask
 
 
-def best(multi: bool = False, rows: int = 20_000) -> float:
-    """The mean reward of a policy that always takes the highest legal action."""
-    env = Maskable(multi=multi)
-    env.reset(seed=0)
-    shares = []
-    for n in env.choices:
-        masks = np.stack([env._drawn(n) for _ in range(rows)])
-        shares.append(np.mean((n - 1 - masks[:, ::-1].argmax(1)) / (n - 1)))
-    return float(np.mean(shares))
-
-
-def spec_of(multi: bool = False) -> EnvSpec:
-    """What lanes say of it, with the mask in `info`."""
-    choices = CHOICES if multi else (COUNT,)
-    action = ActionSpec("multi" if multi else "discrete", choices, (0,) * len(choices))
-    return EnvSpec(
-        "masked", {"obs": Leaf((3,), "float32", "vector"), MASK: Leaf((sum(choices),), "bool", "mask")}, action,
-        mask_from="info",
-    )  # fmt: skip
-
-
 def masks(rows: int, choices: tuple[int, ...], rng: np.random.Generator, share: float = 0.3) -> np.ndarray:
     """[rows, sum(choices)] bool, at least one legal choice in each branch."""
     out = []
@@ -107,3 +86,52 @@ def masks(rows: int, choices: tuple[int, ...], rng: np.random.Generator, share: 
         mask[np.arange(rows), rng.integers(n, size=rows)] = True
         out.append(mask)
     return np.concatenate(out, 1)
+
+
+class ManyMaskable(gymnasium.vector.VectorEnv):
+    """The same task for many lanes at once, for millions of steps. What is illegal is counted, and is worth nothing."""
+
+    steps = illegal = 0  # of all environments of this process
+
+    def __init__(self, num_envs: int, multi: bool = False, length: int = 50):
+        self.num_envs, self.choices = num_envs, CHOICES if multi else (COUNT,)
+        self.length = length + np.arange(num_envs) % 7  # lanes end at different times
+        self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
+        self.single_observation_space = spaces.Box(-1, 1, (3,), np.float32)
+        self.single_action_space = spaces.MultiDiscrete(CHOICES) if multi else spaces.Discrete(COUNT)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.rng = np.random.default_rng(seed)
+        self.t = np.zeros(self.num_envs, np.int64)
+        self.over = np.zeros(self.num_envs, bool)
+        return self._shown(), {}
+
+    def action_masks(self) -> np.ndarray:
+        return self.mask
+
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        parts = actions.reshape(self.num_envs, -1)
+        starts = np.cumsum([0, *self.choices[:-1]])
+        legal = np.take_along_axis(self.mask, parts + starts, 1).all(1)
+        live = ~self.over
+        type(self).steps += int(live.sum())
+        type(self).illegal += int((live & ~legal).sum())
+        reward = np.where(live & legal, (parts / (np.array(self.choices) - 1)).mean(1), 0.0)
+        self.t = np.where(live, self.t + 1, 0)
+        self.over = live & (self.t >= self.length)
+        truncated = self.over & (np.arange(self.num_envs) % 2 == 0)
+        return self._shown(), reward, self.over & ~truncated, truncated, {}
+
+    def _shown(self) -> np.ndarray:
+        self.mask = masks(self.num_envs, self.choices, self.rng)
+        return self.rng.uniform(-1, 1, (self.num_envs, 3)).astype(np.float32)
+
+
+def share_of_best(mean: float, multi: bool = False) -> float:
+    """A mean reward of `ManyMaskable` as a share of that of a policy that always takes the highest legal action."""
+    choices = CHOICES if multi else (COUNT,)
+    parts = np.split(masks(20_000, choices, np.random.default_rng(1)), np.cumsum(choices)[:-1], 1)
+    highest = [(n - 1 - part[:, ::-1].argmax(1)) / (n - 1) for n, part in zip(choices, parts)]
+    return mean / float(np.mean(highest))

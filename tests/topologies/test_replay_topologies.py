@@ -52,7 +52,7 @@ CASES = {
     "dqn": ("dqn", "CartPole-v1", {"algo": {"replay": REPLAY, "target_period": 20}}),
     "rainbow": ("rainbow", "CartPole-v1", {"algo": {"replay": REPLAY, "target_period": 20}}),
     "r2d2": ("r2d2", "CartPole-v1", {"algo": SEQUENCES}),
-    "ladder": ("dqn", "CartPole-v1", {"algo": {"replay": REPLAY | RANKED, "ladder": True, "refresh": 400}}),
+    "ladder": ("dqn", "support_masks:Maskable", {"algo": {"replay": REPLAY | RANKED, "ladder": True, "refresh": 400}}),
     "ddpg": ("ddpg", "Pendulum-v1", {"algo": {"replay": REPLAY, "noise": "ou"}}),
 }  # fmt: skip
 
