@@ -19,6 +19,7 @@ from rookery.core.config import NetConfig, QueueConfig
 from rookery.core.reduce import Reduce
 from rookery.core.types import ActOutput, EnvSpec, Explore, Mix, Queue, Tree
 from rookery.core.unroll import Unroll
+from rookery.core.wording import setting
 from rookery.nets import build
 from rookery.nets.core import resets
 from rookery.nets.flat import FlatParams
@@ -58,7 +59,7 @@ class ActorCritic(Algorithm):
         self._parameters: dict[str, nn.Parameter] = {}
         self._optimizers: dict[str, Optimizer] = {}
         if config.scale_reward and not self.not_remote:
-            self.not_remote = "the applier sees no rewards to scale; use --algo.scale-reward False"
+            self.not_remote = f"the applier sees no rewards to scale; use {setting('algo.scale_reward', False)}"
 
     def nets(self) -> Nets:
         autoencoder = self.config.autoencoder

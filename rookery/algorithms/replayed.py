@@ -7,6 +7,7 @@ import torch
 from rookery.core import tree
 from rookery.core.reduce import Reduce
 from rookery.core.types import Sequences, Transitions
+from rookery.core.wording import setting
 from rookery.nets.normalize import ObsNormalizer
 
 CLIPPED = 0.05  # share of a value distribution's mass at its ends that is worth a warning
@@ -35,5 +36,5 @@ class ClippedReturns:
         self._said = True
         return [
             f"v_min {self.v_min:g} and v_max {self.v_max:g} clip the returns: {share:.0%} of the target's mass "
-            "lies at the ends; widen them (--algo.v-min, --algo.v-max) or scale the rewards"
+            f"lies at the ends; widen them ({setting('algo.v_min')}, {setting('algo.v_max')}) or scale the rewards"
         ]

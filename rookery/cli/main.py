@@ -15,6 +15,7 @@ import traceback
 from rookery.core.errors import INTERRUPT, LearnerError, RookeryError, StorageError, UsageError
 from rookery.core.frames import is_users, with_frames
 from rookery.core.printable import printable
+from rookery.core.wording import command_line
 from rookery.metrics.output import standard_streams
 from rookery.processes.signals import Signals, ended
 
@@ -45,12 +46,17 @@ TRAINS = ("train", "resume", "sweep")
 
 
 def main(argv: list[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
+    with command_line():
+        return _main(list(sys.argv[1:] if argv is None else argv), argv is None)
+
+
+def _main(words: list[str], alone: bool) -> int:
+    """`alone`: this is the command, and not a program that calls it."""
     if words[:1] and words[0] in TRAINS and not {"-h", "--help"} & set(words):
         with Signals() as signals, standard_streams(run=True) as streams:
             code = _code(words, signals)
             streams.finish()
-            if argv is None:  # this is the command, and not a program that calls it
+            if alone:
                 ended(code)
         return code
     with standard_streams(run=False) as streams:

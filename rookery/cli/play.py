@@ -14,8 +14,7 @@ from rookery.cli.flags import parse
 from rookery.cli.runs import open_run, trusted
 from rookery.cli.show import console, count, escape, facts, number, only_answer, warn
 from rookery.core.errors import StorageError, UsageError
-from rookery.storage.folder import Refused
-from rookery.storage.stored import run_of
+from rookery.storage.folder import Refused, run_of
 
 if TYPE_CHECKING:
     from rookery.play.evaluate import Evaluation

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rookery.core.errors import UsageError
-from rookery.storage.stored import run_of
+from rookery.storage.folder import run_of
 from rookery.storage.trust import Refused, flags
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from rookery.algorithms.registry import encode_config
 from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, EnvError
 from rookery.core.types import EnvSpec, Failure
+from rookery.core.wording import setting
 from rookery.pipes.channel import Channel, ChannelClosed, ChannelTimeout, Listener
 from rookery.processes import failure
 from rookery.processes.failure import Lost
@@ -313,7 +314,8 @@ class WorkerPool:
                 self.tell(place.index, self.opened(place.index))
             except ValueError as error:  # saved by a run of one process, which sends nothing
                 raise CheckpointError(
-                    f"the state of actor {place.index} is too large to send ({error}): use --topology serial"
+                    f"the state of actor {place.index} is too large to send ({error}): "
+                    f"use {setting('topology', 'serial')}"
                 ) from error
             self._enter(place, State.OPENING, self.config.supervisor.start_deadline)
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from rookery.core.config import RunConfig
 from rookery.core.errors import UsageError
+from rookery.core.wording import setting
 from rookery.processes.orphans import GONE, end_marked, guarded, marking, new_mark
 from rookery.processes.threads import available_cores
 
@@ -183,8 +184,8 @@ def _check_reachable(address: str) -> None:
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if address.startswith("ray://"):
         raise UsageError(
-            f"{address} is an address of Ray Client, which copies every array twice: run the command on a node of the "
-            "cluster, with --ray-address auto"
+            f"{address} is an address of Ray Client, which copies every array twice: run on a node of the cluster, "
+            f"with {setting('ray.address', 'auto')}"
         )
     if not colon or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"ray.address is {address!r}: give host:port, such as 10.0.0.1:6379, or auto")
@@ -272,9 +273,10 @@ def check_cpus(config: RunConfig) -> None:
         return
     if least <= fit:
         return
-    fewer = "use fewer CPUs for each (--ray.cpus-per-actor)"
+    fewer = f"use fewer CPUs for each ({setting('ray.cpus_per_actor')})"
     if fit > 0:
-        fewer = f"use --actors {fit}, or {fewer[4:]}, or start with {fit} until there are more (--ray.least {fit})"
+        fewer = f"use {setting('actors', fit)}, or {fewer[4:]}, or start with {fit} until there are more "
+        fewer += f"({setting('ray.least', fit)})"
     raise UsageError(f"{config.actors} actors need {config.actors * each:g} CPUs, and {where}: {fewer}")
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from rookery.core.config import RunConfig
+from rookery.core.wording import setting, settings
 
 STAGES = ("env", "inference", "learn", "transfer", "wait", "evaluate", "other")
 
@@ -79,29 +80,32 @@ def _remedy(limit: str, config: RunConfig, cores: int) -> str:
     replay = getattr(config.algo, "replay", None)
     match limit:
         case "env" if cores > 1 and config.topology == "serial":
-            return f"--topology local --actors {cores}"
+            return settings(topology="local", actors=cores)
         case "env" if actors < cores:
-            return f"--actors {min(2 * actors, cores)}"
+            return setting("actors", min(2 * actors, cores))
         case "env":
             return f"a lighter environment ({cores} core{'s are' if cores > 1 else ' is'} already at work on it)"
         case "inference":
-            return f"--envs-per-actor {2 * lanes} (one forward pass serves more) or a smaller network"
+            return f"{setting('envs_per_actor', 2 * lanes)} (one forward pass serves more) or a smaller network"
         case "learn":
             fewer = "fewer epochs"
             if replay is not None:
                 ratio = replay.samples_per_insert
-                fewer = f"--algo.replay.samples-per-insert {ratio / 2:g}" if ratio else "a smaller --algo.replay.batch"
+                fewer = f"a smaller {setting('algo.replay.batch')}"
+                fewer = setting("algo.replay.samples_per_insert", ratio / 2) if ratio else fewer
             if config.device == "cpu" and not config.compile:
-                return f"{fewer}, a smaller network, --compile, or --device cuda"
+                return f"{fewer}, a smaller network, {setting('compile', True)}, or {setting('device', 'cuda')}"
             return f"{fewer} or a smaller network"
         case "transfer":
             return "a longer unroll, or smaller observations (uint8 frames)"
         case "wait" if actors > cores:
-            return f"--actors {cores} ({actors} actors share {cores} core{'s' if cores > 1 else ''})"
+            return f"{setting('actors', cores)} ({actors} actors share {cores} core{'s' if cores > 1 else ''})"
         case "wait":
-            return f"--envs-per-actor {2 * lanes} (slow and fast environments even out)"
+            return f"{setting('envs_per_actor', 2 * lanes)} (slow and fast environments even out)"
         case "evaluate":
-            return "--topology local, where another process evaluates, or a larger --eval.every"
+            return (
+                f"{setting('topology', 'local')}, where another process evaluates, or a larger {setting('eval.every')}"
+            )
     return "a profiler, such as py-spy: the measured stages are not the cause"
 
 

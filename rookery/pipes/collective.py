@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from rookery.core.errors import LearnerError, RookeryError, UsageError
 from rookery.core.reduce import Reduce
+from rookery.core.wording import setting
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ def place_of(environ: Mapping[str, str] = os.environ) -> Place | None:
     if missing := [name for name in NAMES if name not in given]:
         raise UsageError(
             f"{', '.join(given)} are set and {', '.join(missing)} are not: start all ranks with torchrun, or unset "
-            "them to train alone (or use --ranks)"
+            f"them to train alone (or use {setting('ranks')})"
         )
     numbers = {}
     for name, least in (("RANK", 0), ("WORLD_SIZE", 1), ("MASTER_PORT", 0)):
@@ -112,7 +113,7 @@ class Collective(Reduce):
         if missing := self._missing("joined", join):
             raise LearnerError(
                 f"rank {self.rank} of {self.size}: {_ranks(missing)} not at {place.where} after {join:g} s "
-                "(--group.join); is the process running, on the same network?"
+                f"({setting('group.join')}); is the process running, on the same network?"
             )
         backend = "nccl" if device == "cuda" else "gloo"
         self._group = self._start(backend)

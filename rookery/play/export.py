@@ -31,7 +31,7 @@ from rookery.play.graph import START, PolicyGraph, Port
 from rookery.play.parity import Arrays, Runner, largest_difference
 from rookery.play.policy import Policy
 from rookery.storage import folder as folders
-from rookery.storage.stored import run_of
+from rookery.storage.folder import run_of
 
 Format = Literal["onnx", "torch"]
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}

@@ -22,7 +22,7 @@ from rookery.core.config import RunConfig
 from rookery.core.errors import EnvError, UsageError
 from rookery.core.frames import with_frames
 from rookery.storage import folder as folders
-from rookery.storage.stored import run_of
+from rookery.storage.folder import run_of
 
 if TYPE_CHECKING:
     from rookery.metrics.compare import Row

@@ -33,7 +33,8 @@ from rookery.run.env import resolve
 from rookery.run.finished import trusted
 from rookery.storage import checkpoint
 from rookery.storage import folder as folders
-from rookery.storage.stored import check_sizes, check_values, decode_spec, read_config, run_of
+from rookery.storage.folder import run_of
+from rookery.storage.stored import check_sizes, check_values, decode_spec, read_config
 
 LAST = (ACTION, REWARD)
 CHOICES = ("newest", "best")  # of the checkpoints of a run

@@ -24,6 +24,7 @@ from rookery.core.errors import NumericError
 from rookery.core.reduce import ALONE, Reduce
 from rookery.core.seeding import seed_of
 from rookery.core.types import LossOutput, StepReport
+from rookery.core.wording import setting
 from rookery.nets.flat import FlatParams
 from rookery.roles.exchange import Exchange
 from rookery.roles.weights import Published
@@ -189,7 +190,8 @@ class Learner:
         if len(self._skips) >= SKIPS_IN_A_ROW:
             raise NumericError(
                 f"{what} was {value} {SKIPS_IN_A_ROW} times in a row (update {self.updates}); "
-                "the weights are untouched. Try a smaller --algo.lr, --algo.max-grad-norm, or --net.normalize-obs True",
+                f"the weights are untouched. Try a smaller {setting('algo.lr')}, {setting('algo.max_grad_norm')}, or "
+                f"{setting('net.normalize_obs', True)}",
                 self._skips,
             )
         return {}

@@ -32,7 +32,8 @@ from rookery.roles.learner import Learner
 from rookery.run.finished import trusted
 from rookery.storage import checkpoint
 from rookery.storage import folder as folders
-from rookery.storage.stored import check_weights, decode_spec, outline_of, run_of
+from rookery.storage.folder import run_of
+from rookery.storage.stored import check_weights, decode_spec, outline_of
 
 INIT = "init"  # folder in the run's own
 OF_RUN = ("reward_scaler.returns", "epsilon.value", "kl.value", "random_start.flag")  # state of a run, not weights

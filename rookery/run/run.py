@@ -35,6 +35,7 @@ from rookery.core.fields import Fields
 from rookery.core.ranges import within
 from rookery.core.reduce import ALONE, Reduce
 from rookery.core.types import EnvSpec
+from rookery.core.wording import setting
 from rookery.envs.given import check_not_importing, given
 from rookery.metrics.journal import Journal
 from rookery.metrics.panel import Panel
@@ -252,7 +253,9 @@ def check(config: RunConfig) -> RunConfig:
             "eval.every the number of steps between two evaluations"
         )
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("there is no CUDA device here (or this build of torch has no CUDA); use --device cpu")
+        raise UsageError(
+            f"there is no CUDA device here (or this build of torch has no CUDA); use {setting('device', 'cpu')}"
+        )
     check_trackers(config.track)
     return config
 
@@ -284,7 +287,7 @@ def _ranks(config: RunConfig) -> AbstractContextManager[tuple[RunConfig, RankLau
 def _of_group(config: RunConfig, place: Place) -> RunConfig:
     """The config with as many ranks as torchrun has started."""
     if config.ranks not in (1, place.size):
-        raise UsageError(f"--ranks is {config.ranks}, and torchrun has started {place.size}: leave --ranks out")
+        raise UsageError(f"{setting('ranks')} is {config.ranks}, and torchrun has started {place.size}: leave it out")
     return check(replace(config, ranks=place.size))
 
 
@@ -347,7 +350,9 @@ def execute(
         journal.report(force=True)
         code = signals.requested or 0
         if not job.learner.updates:
-            journal.say("the run ended before its first update, nothing was learnt: take more steps (--env-steps)")
+            journal.say(
+                f"the run ended before its first update, nothing was learnt: take more steps ({setting('env_steps')})"
+            )
         reason = {0: journal.finished() or "done", INTERRUPT: "interrupted", REQUEUE: "requeue"}[code]
         summary = journal.summary(reason, job.learner.updates, job.learner.skipped)
         sinks.ended(summary, code)

@@ -16,6 +16,7 @@ from pathlib import Path
 from rookery.algorithms.registry import encode_config
 from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, RookeryError, StorageError, UsageError
+from rookery.core.wording import setting
 from rookery.run.history import Changed, with_history
 from rookery.run.init_from import check_apart, keep
 from rookery.storage import checkpoint
@@ -38,7 +39,9 @@ def rank_folder(config: RunConfig, again: bool, changes: Changed | None = None) 
     `changes`: what a resume has changed, for the history.
     """
     if again and not config.out:
-        raise UsageError("torchrun has started the ranks again, and without --out there is no folder to go on in")
+        raise UsageError(
+            f"torchrun has started the ranks again, and without {setting('out')} there is no folder to go on in"
+        )
     config = replace(config, out=config.out or folder_name(config))
     folder = folders.real(config.out)
     if again and folders.exists(folder, "config.json"):
@@ -89,10 +92,10 @@ def _ways_out(folder: Path) -> str:
         fields = json.loads(folders.read(folder, "config.json"))
     except (RookeryError, ValueError, RecursionError):
         fields = {}
-    ways = f"resume it ({resume_command(folder, fields)}), choose another --out"
+    ways = f"resume it ({resume_command(folder, fields)}), choose another {setting('out')}"
     if folders.exists(folder, "summary.json"):
         return ways.replace(", choose", " or choose")
-    return f"{ways}, or have it deleted, since it did not end properly (--overwrite)"
+    return f"{ways}, or have it deleted, since it did not end properly ({setting('overwrite', True)})"
 
 
 def clear_folder(folder: Path, before: set[str] | None) -> None:

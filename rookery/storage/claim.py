@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rookery.core.errors import StorageError, UsageError
+from rookery.core.wording import setting
 from rookery.storage.folder import open_regular
 
 try:
@@ -88,7 +89,7 @@ def _lock(folder: Path, handle: int) -> None:
 
 def _taken(folder: Path, holder: str) -> UsageError:
     return UsageError(
-        f"{folder} is being trained in already, by {holder}; wait for it, stop it, or choose another --out"
+        f"{folder} is being trained in already, by {holder}; wait for it, stop it, or choose another {setting('out')}"
     )
 
 

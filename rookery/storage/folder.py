@@ -71,6 +71,14 @@ def real(path: str | Path) -> Path:
     return Path(path) if there == os.path.abspath(path) else Path(there)
 
 
+def run_of(path: Path) -> Path:
+    """The run folder of a run folder or of one of its checkpoints."""
+    for folder in (path, *path.parents[1:3]):
+        if exists(folder, "config.json"):
+            return folder
+    raise CheckpointError(f"{path} is not a run folder: it has no config.json")
+
+
 @contextmanager
 def opened(root: Path, name: str = "", create: bool = False) -> Iterator[int]:
     """A descriptor of the folder `name` ("a/b") below `root`; `create` makes what is missing below `root`."""

@@ -24,6 +24,7 @@ import numpy as np
 from rookery.core import tree
 from rookery.core.errors import CheckpointError, StorageError
 from rookery.core.machine import amount
+from rookery.core.wording import setting
 from rookery.storage import files as disk
 from rookery.storage.codec import encode_tree
 from rookery.storage.files import MANIFEST, MAX_JSON, META, META_PREFIX, TENSORS, Damage, FileEntry, FileLayer
@@ -99,7 +100,8 @@ def _check_room(folder: Path, need: int, files: FileLayer) -> None:
     if have < need + HEADROOM:
         raise StorageError(
             f"replay memory: need {amount(need + HEADROOM)} on the disk of {folder}, have {amount(have)}; "
-            "free some, or use a smaller algo.replay.capacity, or leave the memory out (--no-algo.replay.save)"
+            f"free some, or use a smaller {setting('algo.replay.capacity')}, or leave the memory out "
+            f"({setting('algo.replay.save', False)})"
         )
 
 

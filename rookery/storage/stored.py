@@ -25,6 +25,7 @@ from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, UsageError
 from rookery.core.machine import Machine, amount
 from rookery.core.types import MASK, ActionSpec, EnvSpec, Leaf
+from rookery.core.wording import setting
 from rookery.metrics.ledger import Ledger
 from rookery.nets.modules import Nets
 from rookery.roles.learner import Learner
@@ -198,12 +199,14 @@ def check_room(algorithm: Algorithm) -> None:
         nets = outline_of(algorithm) or {}
         need = 4 * sum(tensor.nbytes for tensor in nets.values())
     except (RuntimeError, OverflowError) as error:
-        raise UsageError(f"these networks cannot be made: {error}; use smaller ones (--net.hidden, ...)") from error
+        raise UsageError(
+            f"these networks cannot be made: {error}; use smaller ones ({setting('net.hidden')}, ...)"
+        ) from error
     have, source = Machine().memory()
     if need > have:
         raise UsageError(
             f"these networks need {amount(need)} with their gradients and optimisers, and there are {amount(have)} "
-            f"({source}); use smaller ones (--net.hidden, ...)"
+            f"({source}); use smaller ones ({setting('net.hidden')}, ...)"
         )
 
 
@@ -215,7 +218,7 @@ def check_arrays(config: RunConfig, algorithm: Algorithm, nets: Nets, spec: EnvS
     if need > have:
         raise UsageError(
             f"the unrolls of {config.actors} actors need {amount(need)}, and there are {amount(have)} ({source}); use "
-            "shorter ones, or fewer environments (--envs-per-actor)"
+            f"shorter ones, or fewer environments ({setting('envs_per_actor')})"
         )
 
 
@@ -307,14 +310,6 @@ def decode_config(data: bytes | str, trust: Sequence[str] = (), env: str | None 
     if env:
         fields["env"] = env
     return config_of(fields)
-
-
-def run_of(path: Path) -> Path:
-    """The run folder of a run folder or of one of its checkpoints."""
-    for folder in (path, *path.parents[1:3]):
-        if folders.exists(folder, "config.json"):
-            return folder
-    raise CheckpointError(f"{path} is not a run folder: it has no config.json")
 
 
 def read_config(folder: Path, trust: tuple[str, ...] = (), env: str | None = "") -> RunConfig:

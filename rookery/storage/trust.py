@@ -23,6 +23,7 @@ import msgspec
 from rookery.core.config import nameless
 from rookery.core.errors import UsageError
 from rookery.core.printable import printable, shown
+from rookery.core.wording import by_flags
 from rookery.storage.trusted import ALGORITHMS, ATARI, ENVS, OWN_MODULES, TEST_TASKS, Known
 
 MODULE = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
@@ -95,10 +96,14 @@ def needs(config: Any) -> str:
 
 
 def resume_command(folder: Path, config: Any, more: str = "") -> str:
-    """The command that continues a run, with what it has to be allowed. `more`: flags that change the run."""
+    """What continues a run, with what it has to be allowed: a command, or a call. `more`: flags that change the run."""
     fields = msgspec.to_builtins(config)
     if isinstance(fields, dict) and nameless(str(fields.get("env", ""))):
-        return f"rookery.resume({str(folder)!r}, env=...) in Python"
+        return f"rookery.resume({str(folder)!r}, env=...)" + (" in Python" if by_flags() else "")
+    if not by_flags():
+        trust = f", trust={names!r}" if (names := needed(fields)) else ""
+        compiles = ", compile=True" if isinstance(fields, dict) and fields.get("compile") is True else ""
+        return f"rookery.resume({str(folder)!r}{trust}{compiles})"
     compiles = " --compile" if isinstance(fields, dict) and fields.get("compile") is True else ""
     return f"rookery resume {quote(str(folder))}{more and f' {more}'}{needs(fields)}{compiles}"
 

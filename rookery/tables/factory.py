@@ -10,6 +10,7 @@ import numpy as np
 from rookery.core.errors import UsageError
 from rookery.core.machine import Machine, amount
 from rookery.core.types import Circular, DataPlan, EnvSpec, Mix, Queue, Replay, Shapes
+from rookery.core.wording import setting
 from rookery.tables.batch import Batcher, Batches
 from rookery.tables.circular import CircularTable
 from rookery.tables.memory import ReplayMemory
@@ -175,9 +176,9 @@ def check_room(
         middle = (fits + too_many) // 2
         fits, too_many = (middle, too_many) if sum(needs(middle)) <= SPARE * have else (fits, middle)
     share = f" ({amount(extra)} of it to save it with checkpoints)" if extra else ""
-    advice = f"use --algo.replay.capacity {memories * fits} or less" if fits else "free some"
+    advice = f"use {setting('algo.replay.capacity', memories * fits)} or less" if fits else "free some"
     if extra and need <= SPARE * have:
-        advice += ", or leave it out of checkpoints (--no-algo.replay.save)"
+        advice += f", or leave it out of checkpoints ({setting('algo.replay.save', False)})"
     raise UsageError(
         f"a replay memory of {memories * capacity:,} items needs {amount(need + extra)}{share}, and there are "
         f"{amount(have)} ({source}); {advice}"

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rookery.core.errors import StorageError
+from rookery.core.wording import setting
 from rookery.tables.ring import BeforeWrite, Packed, Rows
 
 CHUNK = 4 << 20  # bytes
@@ -240,7 +241,7 @@ class Snapshot:
             self._end(
                 f"{self.held >> 20} MiB of the replay memory were overwritten before they reached the disk, and more "
                 "is not held aside: the disk is too slow for so many new steps. Use a faster one, or leave the memory "
-                "out (--no-algo.replay.save)"
+                f"out ({setting('algo.replay.save', False)})"
             )
             return
         part.notes.setdefault(number, []).append((rows, values, size))

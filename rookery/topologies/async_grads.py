@@ -16,6 +16,7 @@ from pathlib import Path
 from rookery.core.config import RunConfig
 from rookery.core.errors import UsageError
 from rookery.core.types import EnvSpec
+from rookery.core.wording import setting
 from rookery.crews.process import ProcessCrew
 from rookery.processes.signals import Signals
 from rookery.roles.applier import Applier
@@ -48,7 +49,8 @@ def check(job: Job) -> None:
     if why := job.algorithm.not_remote:
         raise UsageError(f"recipe {config.recipe} cannot compute gradients in workers: {why}")
     if config.net.normalize_obs:
-        raise UsageError("the applier sees no observations to normalise by; use --net.normalize-obs False")
+        off = setting("net.normalize_obs", False)
+        raise UsageError(f"the applier sees no observations to normalise by; use {off}")
     check_workers(plan, job.shapes(), job.spec, config.actors)
     if job.resumed_at is not None and plan.table.builds_items:
         job.journal.say("the workers' replay memories are not part of checkpoints: they are filled again from empty")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rookery.algorithms.dqn import DQNConfig
 from rookery.core.config import ReplayConfig, RunConfig
+from rookery.core.wording import command_line
 from rookery.metrics.split import STAGES, Split, advice, shares
 
 CONFIG = RunConfig(recipe="ppo", algorithm="m:C", env="CartPole-v1", algo=None, topology="serial")
@@ -66,34 +67,41 @@ def test_shares_sum_to_one(seconds, wall):
 
 
 @pytest.mark.parametrize(
-    ("stage", "changes", "cores", "words"),
+    ("stage", "changes", "cores", "words", "flags"),
     [
-        ("env", {}, 8, "--topology local --actors 8"),
-        ("env", {"topology": "local", "actors": 2}, 8, "--actors 4"),
-        ("env", {"topology": "local", "actors": 8}, 8, "a lighter environment"),
-        ("env", {}, 1, "a lighter environment"),
-        ("inference", {}, 2, "--envs-per-actor 16"),
-        ("learn", {}, 2, "--compile, or --device cuda"),
-        ("learn", {"device": "cuda"}, 2, "fewer epochs"),
+        ("env", {}, 8, "topology='local', actors=8", "--topology local --actors 8"),
+        ("env", {"topology": "local", "actors": 2}, 8, "actors=4", "--actors 4"),
+        ("env", {"topology": "local", "actors": 8}, 8, "a lighter environment", ""),
+        ("env", {}, 1, "a lighter environment", ""),
+        ("inference", {}, 2, "envs_per_actor=16", "--envs-per-actor 16"),
+        ("learn", {}, 2, "compile=True, or device='cuda'", "--compile, or --device cuda"),
+        ("learn", {"device": "cuda"}, 2, "fewer epochs", ""),
         (
-            "learn",
-            {"algo": DQNConfig(replay=ReplayConfig(samples_per_insert=8.0))},
-            2,
-            "samples-per-insert 4, a smaller",
+            "learn", {"algo": DQNConfig(replay=ReplayConfig(samples_per_insert=8.0))}, 2,
+            'algo={"replay": {"samples_per_insert": 4.0}}, a smaller', "--algo.replay.samples-per-insert 4, a smaller",
         ),
-        ("learn", {"algo": DQNConfig(replay=ReplayConfig(samples_per_insert=0.0))}, 2, "--algo.replay.batch"),
-        ("env", {"topology": "async_grads", "actors": 1}, 2, "--actors 2"),
-        ("transfer", {}, 2, "unroll"),
-        ("wait", {"topology": "local", "actors": 8}, 2, "--actors 2"),
-        ("wait", {"topology": "local", "actors": 2}, 2, "--envs-per-actor 16"),
-        ("other", {}, 2, "profiler"),
+        (
+            "learn", {"algo": DQNConfig(replay=ReplayConfig(samples_per_insert=0.0))}, 2,
+            "a smaller algo.replay.batch", "a smaller --algo.replay.batch",
+        ),
+        ("env", {"topology": "async_grads", "actors": 1}, 2, "actors=2", "--actors 2"),
+        ("transfer", {}, 2, "unroll", ""),
+        ("wait", {"topology": "local", "actors": 8}, 2, "actors=2", "--actors 2"),
+        ("wait", {"topology": "local", "actors": 2}, 2, "envs_per_actor=16", "--envs-per-actor 16"),
+        ("other", {}, 2, "profiler", ""),
     ],
-)
-def test_advice_names_the_largest_share_and_a_remedy(stage, changes, cores, words):
-    line = advice(
-        {stage: 0.62, "other" if stage != "other" else "env": 0.38}, dataclasses.replace(CONFIG, **changes), cores
-    )
-    assert "limits the run (62%): try " in line and words in line and "\n" not in line
+)  # fmt: skip
+def test_advice_names_the_largest_share_and_a_remedy(stage, changes, cores, words, flags):
+    """In terms of Python, and on the command line of flags."""
+
+    def told():
+        rest = "other" if stage != "other" else "env"
+        return advice({stage: 0.62, rest: 0.38}, dataclasses.replace(CONFIG, **changes), cores)
+
+    assert "limits the run (62%): try " in told() and words in told() and "--" not in told() and "\n" not in told()
+    with command_line():
+        assert (flags or words) in told()
+    assert words in told()
 
 
 def test_advice_is_modest_about_a_small_lead_and_silent_without_data():

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import support_flaky
 
 import rookery
+from rookery.cli.main import main
 from rookery.core.errors import CheckpointError, EnvError, StorageError, UsageError
 from rookery.storage import checkpoint
 from rookery.topologies.job import Job
 
+ROOT = Path(__file__).parents[2]
 PPO = {"quiet": True, "topology": "serial", "actors": 2, "envs_per_actor": 1}
 PPO |= {"algo": {"unroll": 8, "epochs": 1, "minibatches": 1}}
 REPLAY = {"min_size": 50, "batch": 8, "capacity": 500, "samples_per_insert": 1.0}
@@ -61,7 +66,7 @@ def test_what_was_learnt_before_that_is_saved_too(tmp_path):
     support_flaky.plan |= {"step": 150, "make": 3}
     with pytest.raises(EnvError, match=r"cannot any more.*a library has gone") as caught:
         flaky(tmp_path / "run", checkpoint={"every": 10_000})
-    assert any("rookery resume" in note for note in caught.value.__notes__)
+    assert any("rookery.resume(" in note for note in caught.value.__notes__)
     assert checkpoint.newest(tmp_path / "run" / "checkpoints")[0].env_steps >= 100
 
 
@@ -135,7 +140,7 @@ def test_what_was_learnt_before_environments_ended_the_run_is_saved(tmp_path, re
     fields = fields | {"env_steps": 400, "supervisor": {"restarts": 0}, "preset": "vector"}
     with pytest.raises(EnvError, match="no step today") as caught:
         rookery.train(recipe, env="support_flaky:make", out=str(tmp_path / "run"), **fields)
-    assert any(f"rookery resume {tmp_path / 'run'}" in note for note in caught.value.__notes__)
+    assert any(f"rookery.resume('{tmp_path / 'run'}'" in note for note in caught.value.__notes__)
     saved, skipped = checkpoint.newest(tmp_path / "run" / "checkpoints")
     assert 250 < saved.env_steps < 350 and not skipped and saved.meta["learner"]["updates"] > 0
     resumed = rookery.resume(tmp_path / "run", trust=("support_flaky",))
@@ -284,3 +289,31 @@ def test_a_config_takes_more_fields_and_no_other_environment(tmp_path):
             rookery.train(config, **named)
     with pytest.raises(UsageError, match="there is no field 'env_stepz'; did you mean env_steps"):
         rookery.train(config, env_stepz=3)
+
+
+def test_a_folder_that_is_taken_is_told_in_the_terms_of_the_caller(tmp_path, capsys):
+    run = rookery.train("ppo", env="CartPole-v1", env_steps=64, out=str(tmp_path / "run"), **PPO)
+    with pytest.raises(UsageError) as told:
+        rookery.train("ppo", env="CartPole-v1", out=str(run.path), **PPO)
+    assert str(told.value).endswith(
+        f"already holds a run; resume it (rookery.resume({str(run.path)!r})) or choose another out"
+    )
+    assert main(["train", "ppo", "--env", "CartPole-v1", "--out", str(run.path)]) == UsageError.exit_code
+    assert f"resume it (rookery resume {run.path}) or choose another --out\n" in capsys.readouterr().err
+
+
+def test_no_message_of_the_library_has_flags_in_it():
+    """They name fields by `setting` of core/wording.py. Left out: tools of the command line, and commands of others."""
+    shown = ("cluster_plan.py", "cluster_work.py", "result.py", "page.py", "trust.py", "wording.py")
+    found = []
+    for path in (ROOT / "rookery").rglob("*.py"):
+        if path.parent.name == "cli" or path.name in shown:
+            continue
+        code = ast.parse(path.read_text())
+        docs = {id(node.value) for node in ast.walk(code) if isinstance(node, ast.Expr)}
+        texts = [node for node in ast.walk(code) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        for text in (each for each in texts if id(each) not in docs and "ray start" not in each.value):
+            found += [
+                f"{path.name}:{text.lineno} {flag}" for flag in re.findall(r"(?<![\w-])--[a-z][\w.-]*", text.value)
+            ]
+    assert found == []

@@ -56,7 +56,7 @@ def test_a_memory_that_is_not_saved_needs_no_more_than_itself(have):
     plan = replay(capacity=10 * MILLION)
     need, _ = bytes_of(plan)
     have(need / 0.9 + 4096)
-    with pytest.raises(UsageError, match=r"or leave it out of checkpoints \(--no-algo\.replay\.save\)"):
+    with pytest.raises(UsageError, match=r'or leave it out of checkpoints \(algo=\{"replay": \{"save": False\}\}\)'):
         check(plan)
     check(replay(capacity=10 * MILLION, save=False))
     check(plan, saved=False)
@@ -72,7 +72,7 @@ def test_the_capacity_that_is_advised_is_the_largest_that_fits(have, spec, memor
     have(900 << 20)
     with pytest.raises(UsageError) as caught:
         check(replay(capacity=50 * MILLION), spec, memories=memories)
-    fits = int(re.search(r"--algo\.replay\.capacity (\d+) or less", str(caught.value))[1])
+    fits = int(re.search(r'algo=\{"replay": \{"capacity": (\d+)\}\} or less', str(caught.value))[1])
     assert fits % memories == 0
     check(replay(capacity=fits // memories), spec, memories=memories)
     with pytest.raises(UsageError):

@@ -220,7 +220,7 @@ def test_an_exception_ends_the_run_after_a_checkpoint(tmp_path):
     with pytest.raises(ZeroDivisionError, match="of mine") as caught:
         train(tmp_path / "run", callbacks=[fail])
     assert caught.traceback[-1].name == "fail"
-    assert any("rookery resume" in note for note in caught.value.__notes__)
+    assert any("rookery.resume(" in note for note in caught.value.__notes__)
     saved, _ = checkpoint.newest(tmp_path / "run" / "checkpoints")
     assert saved.meta["journal"]["updates"] == 12
     assert rookery.resume(tmp_path / "run", env=short).summary["env_steps"] >= 400

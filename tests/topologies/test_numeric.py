@@ -43,7 +43,7 @@ def test_sound_weights_are_saved_and_the_batch_that_did_it(tmp_path, case):
     saved, skipped = checkpoint.newest(run / "checkpoints")
     assert saved.meta["learner"]["updates"] == 9 and saved.meta["learner"]["skipped"] == 3 and not skipped
     assert all(t.isfinite().all() for n, t in saved.tensors.items() if n.startswith(("nets/", "optimizer/")))
-    assert any(f"rookery resume {run}" in note for note in error.__notes__)
+    assert any(f"rookery.resume('{run}')" in note for note in error.__notes__)
     (folder,) = (run / "numeric").iterdir()
     assert str(folder) in str(error)
     found = checkpoint.load(folder)

@@ -324,7 +324,9 @@ def test_the_wrong_kind_of_actions_is_refused_with_what_fits(tmp_path, recipe, e
 @pytest.mark.parametrize("topology", ["serial", "local", "async_grads"])
 def test_a_memory_larger_than_the_machine_is_refused_before_it_is_allocated(tmp_path, topology):
     algo = {"replay": {"capacity": 10**12}}
-    with pytest.raises(UsageError, match=r"needs .* TiB.*, and there are .* GiB .*--algo\.replay\.capacity \d+"):
+    with pytest.raises(
+        UsageError, match=r'needs .* TiB.*, and there are .* GiB .*algo=\{"replay": \{"capacity": \d+\}\}'
+    ):
         train(tmp_path, "run", "dqn", "CartPole-v1", topology=topology, env_steps=100, algo=algo)
 
 
