@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ class Trainer:
 
 def run_with_lag(folder: Path, seed: int, max_lag: int = 2) -> tuple[list[int], Job, list[float]]:
     rank = Rank(folder, seed=seed, env_steps=1200)
-    config = rookery.run.run.replace(rank.config, actors=4, envs_per_actor=1)
+    config = replace(rank.config, actors=4, envs_per_actor=1)
     with Signals() as signals, InlineCrew(config, signals) as crew:
         journal = Journal(config, Quiet(), Quiet())
         threads = Threads(config)
