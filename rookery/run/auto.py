@@ -25,8 +25,8 @@ from rookery.processes.threads import available_cores
 from rookery.recipes.recipe import actors_for
 from rookery.run.env import spec_of
 
-CHEAP = 5e-4  # seconds per step below which one process does: MuJoCo and Box2D need up to a third of this
-WORTH = 5.0  # seconds that processes must save, for what it takes to start them
+CHEAP = 1e-3  # seconds per step below which one process does: MuJoCo and Box2D need up to a fifth of this
+WORTH = 10.0  # seconds that processes must save: to start them takes about as long on a busy machine
 SHORT = 10_000  # environment steps below which nothing is measured: a trial
 
 

@@ -51,8 +51,8 @@ def of(env, recipe="ppo", **fields):
         (1e-3, 100_000, 2, True),
         (1e-3, 4_000, 16, False),  # over before the processes have started
         (0.05, 10_000, 2, True),
-        (1e-3, 10_100, 2, True),
-        (1e-3, 9_900, 2, False),
+        (1e-3, 20_100, 2, True),
+        (1e-3, 19_900, 2, False),
     ],
 )
 def test_processes_are_for_expensive_steps_and_enough_of_them(step_s, env_steps, actors, processes):

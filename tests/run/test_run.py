@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +54,20 @@ def test_a_refused_run_takes_nothing_away_that_was_there_before(tmp_path):
     with pytest.raises(UsageError, match="discrete actions"):
         rookery.train("dqn", env="Pendulum-v1", preset="vector", out=str(tmp_path), **DQN)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "notes", "thesis.tex"]
+
+
+def test_what_is_drawn_at_the_end_comes_after_the_last_checkpoint_and_the_exit_code(tmp_path, monkeypatch):
+    """A signal that comes while it is drawn changes nothing any more."""
+    seen = []
+
+    def draw(folder, tell):
+        saved, _ = checkpoint.newest(folder / "checkpoints")
+        seen.append((saved.env_steps, json.loads((folder / "summary.json").read_text())["exit_reason"]))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("rookery.run.run.write_beside", draw)
+    run = rookery.train("ppo", env="CartPole-v1", preset="vector", env_steps=64, out=str(tmp_path / "run"), **PPO)
+    assert (run.exit_code, seen) == (0, [(run.summary["env_steps"], "env_steps")])
 
 
 def test_environments_that_cannot_be_made_again_cost_no_checkpoint(tmp_path):
