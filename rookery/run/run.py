@@ -245,8 +245,8 @@ def check(config: RunConfig) -> RunConfig:
         raise UsageError(why)
     if config.ranks > 1 and config.topology not in ("allreduce", "ray_cluster"):
         raise UsageError(
-            f"{config.ranks} ranks need topology allreduce or ray_cluster, and this run has {config.topology}: name one of "
-            "the two, or no topology at all"
+            f"{config.ranks} ranks need topology allreduce or ray_cluster, and this run has {config.topology}: name "
+            "one of the two, or no topology at all"
         )
     if config.eval.stop and (config.eval.every == 0 or config.target_return is None):
         raise UsageError(
