@@ -25,9 +25,10 @@ lint: $(STAMP)
 test-learning: $(STAMP)
 	$(BIN)/python -m pytest -m learning --timeout 7200 -s
 
-# Random attacks from a printed seed; ROOKERY_ATTACK_SEED repeats them, ROOKERY_ATTACK_MINUTES sets their length.
+# Random attacks from a printed seed, and repetitions of tests on more recipes and faults; ROOKERY_ATTACK_SEED repeats them, ROOKERY_ATTACK_MINUTES sets their length.
 test-attack: $(STAMP)
 	ROOKERY_ATTACK_ROUNDS=$${ROOKERY_ATTACK_ROUNDS:-1000} $(BIN)/python -m pytest tests/attack -m 'attack or not attack' --timeout 7200 -s
+	$(BIN)/python -m pytest tests --ignore tests/attack -m attack
 
 # The report page in a browser. Not a part of `test`: Chromium is 300 MB, and the page's structure is checked without it.
 test-report: $(STAMP)

@@ -12,8 +12,11 @@ import time
 import pytest
 from attack.siege import Siege
 
+# Damage, links and forged configs have tests of their own here and in tests/storage.
+KINDS = ("stop_the_run", "damage_a_file", "plant_a_link", "forge_a_config")
 
-@pytest.mark.parametrize("attack", ["kill_the_run", "stop_the_run", "damage_a_file", "plant_a_link", "forge_a_config"])
+
+@pytest.mark.parametrize("attack", ["kill_the_run", *(pytest.param(name, marks=pytest.mark.attack) for name in KINDS)])
 def test_one_attack_of_each_kind(tmp_path, attack):
     siege = Siege(tmp_path, seed=1)
     siege.attacks = [getattr(siege, attack)]

@@ -27,7 +27,8 @@ def test_impala_learns_cartpole_with_two_actors(tmp_path):
     assert learnt(tmp_path, "impala", "CartPole-v1", 200_000, seed=1, **lagged) >= 400
 
 
-def test_appo_with_an_autoencoder_learns_catch(tmp_path):
+@pytest.mark.learning
+def test_appo_with_an_autoencoder_learns_catch_in_serial(tmp_path):
     lagged = LAGGED | {"algo": CATCH["appo"]["algo"] | {"queue": {"lag": 2}}}
     assert learnt(tmp_path, "appo", "rookery/Catch-v0", 30_000, seed=1, **lagged) >= 0.9
 

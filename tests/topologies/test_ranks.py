@@ -35,9 +35,13 @@ def command(out: Path, *flags: str, launcher: tuple[str, ...] = ()) -> list[str]
     return [sys.executable, *launcher, "-m", "rookery", "train", *BASE, *flags, "--out", str(out)]
 
 
-def train(out: Path, *flags: str) -> checkpoint.Checkpoint:
-    done = subprocess.run(command(out, *flags), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+FIELDS = {
+    "preset": "vector", "envs_per_actor": 2, "quiet": True, "algo": {"unroll": 32, "epochs": 2, "minibatches": 2,
+    "chunk": 16, "scale_reward": True}, "net": {"hidden": (16,), "core": "lstm", "core_size": 8}, "env_steps": 1260,
+}  # fmt: skip
+
+
+def newest(out: Path) -> checkpoint.Checkpoint:
     return checkpoint.newest(out / "checkpoints")[0]
 
 
@@ -53,23 +57,25 @@ def summary(out: Path) -> dict:
 
 
 def test_two_ranks_on_half_batches_are_one_rank_on_the_whole_and_go_on_with_the_same_bits(tmp_path):
-    """P21, ten updates with several passes, recurrent, with running statistics; the ranks have actors in processes."""
-    length = ["--env-steps", "1260", "--net.core", "lstm", "--net.core-size", "8", "--algo.scale-reward", "True"]
-    whole = train(tmp_path / "one", "--topology", "serial", "--actors", "2", *length)
-    halves = train(tmp_path / "two", *RANKS, "--group.crew", "processes", *length)
+    """P21, ten updates with several passes, recurrent, with running statistics."""
+    one, two, parts = (str(tmp_path / name) for name in ("one", "two", "parts"))
+    rookery.train("ppo", env="CartPole-v1", topology="serial", actors=2, out=one, **FIELDS)
+    pair = {"env": "CartPole-v1", "topology": "allreduce", "ranks": 2, "actors": 1} | FIELDS
+    rookery.train("ppo", out=two, group={"crew": "inline"}, **pair)
+    whole, halves = newest(tmp_path / "one"), newest(tmp_path / "two")
     assert whole.meta["learner"] == halves.meta["learner"] and whole.meta["learner"]["version"] >= 10
     assert whole.env_steps == halves.env_steps
     for name, tensor in whole.tensors.items():
         torch.testing.assert_close(halves.tensors[name], tensor, atol=1e-6, rtol=1e-6, msg=name)
     assert whole.meta["journal"]["window"] == halves.meta["journal"]["window"], "episodes come in the same order"
     assert summary(tmp_path / "two")["ranks"]["size"] == 2
-    # A pair that was interrupted goes on with the same bits.
-    fault = ["--fault-plan", "learner@update=20:sigterm"]
-    words = command(tmp_path / "parts", *RANKS, "--group.crew", "processes", *length, *fault)
-    assert subprocess.run(words, capture_output=True, timeout=120).returncode == 75
-    first = checkpoint.newest(tmp_path / "parts" / "checkpoints")[0]
+    # A pair with actors in processes, that was interrupted, goes on with the same bits.
+    fault = {"fault_plan": "learner@update=20:sigterm", "group": {"crew": "processes"}}
+    assert rookery.train("ppo", out=parts, **pair, **fault).exit_code == 75
+    first = newest(tmp_path / "parts")
     assert first.meta["exact"] and 5 <= first.meta["learner"]["version"] < whole.meta["learner"]["version"]
-    rest = resumed(tmp_path / "parts")
+    rookery.resume(parts)
+    rest = newest(tmp_path / "parts")
     assert rest.env_steps == halves.env_steps and rest.meta["journal"]["window"] == halves.meta["journal"]["window"]
     for name, tensor in halves.tensors.items():
         assert torch.equal(rest.tensors[name], tensor), name
@@ -206,7 +212,7 @@ def test_ranks_with_other_environments_are_refused_on_all_of_them(size):
 
 
 def test_more_ranks_than_cores_are_told_of(monkeypatch):
-    monkeypatch.setattr("rookery.run.run.available_cores", lambda: 2)
+    monkeypatch.setattr("rookery.run.notes.available_cores", lambda: 2)
     config = rookery.configure("ddppo", "CartPole-v1", ranks=3)
     assert rank_notes(config) == ["3 ranks share 2 cores: more ranks than cores do not make a run faster"]
     assert rank_notes(replace(config, ranks=2)) == []

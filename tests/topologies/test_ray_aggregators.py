@@ -52,7 +52,9 @@ def train(recipe: str, folder: Path, **fields: Any) -> rookery.Run:
     return rookery.train(recipe, out=str(folder), **settings_of(recipe, **fields))
 
 
-@pytest.mark.parametrize("recipe", ["appo", "impact"])  # the others train below, and in test_aggregated.py
+@pytest.mark.parametrize(
+    "recipe", ["appo", pytest.param("impact", marks=pytest.mark.attack)]
+)  # the others train below, and in test_aggregated.py
 def test_recipes_train_on_batches_that_aggregators_made(tmp_path, pids, recipe):
     run = train(recipe, tmp_path / "run")
     ledger, table = run.summary["ledger"], run.summary["replay"]
@@ -76,13 +78,14 @@ def test_the_bits_are_those_of_a_run_without_them(tmp_path):
 
 def test_a_killed_aggregator_costs_no_step_and_is_replaced(tmp_path, pids):
     folder = tmp_path / "run"
-    run = Run("ppo", folder, **settings_of("ppo", **SLOW, env_steps=8000))
+    run = Run("ppo", folder, **settings_of("ppo", **SLOW, env_steps=10**6))
     until(lambda: run.running() and trains(folder), "updates")
     kill(pids[0])
     until(lambda: run.running() and any("aggregator" in text for text in messages(folder)), "the news", seconds=5.0)
     until(lambda: run.running() and len(pids) == 3, "another one")
+    run.end()
     done = run.result()
-    assert done.exit_code == 0 and ledger_balances(done.summary)
+    assert done.exit_code == 75 and ledger_balances(done.summary)
     assert done.summary["restarts"] == 1 and done.summary["ledger"]["dropped"] == {}
     assert done.summary["ledger"]["trained"] == done.summary["env_steps"]
 

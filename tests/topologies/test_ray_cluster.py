@@ -32,6 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a3c": UNROLLS, "unreal": UNROLLS, "gorila": DQN, "ddppo": RANKS, "ver": RANKS,
 }  # fmt: skip
 SPREAD = ("ppo", "appo", "dqn", "gorila")  # that have actors on two nodes here
+KINDS = ("appo", "a3c", "gorila", "r2d2", "apex_dpg", "ddppo", "ver")  # of loops, memories, actions and ranks
 CONTINUOUS = ("ddpg", "apex_dpg", "d4pg")
 
 
@@ -69,7 +70,12 @@ def test_there_are_settings_for_every_recipe():
     assert SETTINGS.keys() == RECIPES.keys()
 
 
-@pytest.mark.parametrize("recipe", SETTINGS)
+def cases() -> list[Any]:
+    """The others are of the same kinds, under `make test-attack`; PPO and DQN have tests of their own below."""
+    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.attack) for name in SETTINGS]
+
+
+@pytest.mark.parametrize("recipe", cases())
 def test_every_recipe_trains_with_actors_on_several_nodes(tmp_path, nodes, recipe):
     more = {} if recipe in SPREAD or SETTINGS[recipe] is RANKS else {"actors": 1}  # each loads its libraries: 3 s
     run = train(tmp_path / "run", recipe, **more)
@@ -79,11 +85,6 @@ def test_every_recipe_trains_with_actors_on_several_nodes(tmp_path, nodes, recip
     else:
         assert len(nodes) == len(set(nodes)) == (2 if recipe in SPREAD else 1), nodes
     assert run.summary["restarts"] == 0 and run.summary["ledger"]["trained"] > 0
-
-
-def test_recurrent_ppo(tmp_path, nodes):
-    train(tmp_path / "run", "ppo", net={"core": "lstm", "core_size": 8}, algo=PPO["algo"] | {"chunk": 8})
-    assert len(set(nodes)) == 2
 
 
 # The same bits
@@ -104,7 +105,6 @@ def assert_same(serial: rookery.Run, ray: rookery.Run) -> None:
 
 
 SAME: dict[str, tuple[str, dict[str, Any]]] = {
-    "ppo": ("ppo", {"net": {"normalize_obs": True}}),
     "ppo-wide": ("ppo", {"net": {"hidden": (200, 200)}}),  # weights that travel by the object store
     "ppo-lstm": ("ppo", {"net": {"core": "lstm", "core_size": 16, "normalize_obs": True}}),
     "dqn": ("dqn", {}),

@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "apex_dqn": {"algo": {"unroll": 16, "replay": REPLAY}, "preset": "vector"},
     "gorila": {"algo": {"unroll": 16, "replay": REPLAY | {"slack": 0.0}}, "preset": "vector"},
 }  # fmt: skip
-MORE = ("apex_dqn", "a3c", "gorila")  # of the same crew
+MORE = ("impala", "apex_dqn", "a3c", "gorila")  # of the same crew
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,7 +89,7 @@ def noticed(halted: Halted, index: int, since: float) -> float:
     return time.monotonic() - since
 
 
-@pytest.mark.parametrize("recipe", ["ppo", "impala", *(pytest.param(name, marks=pytest.mark.attack) for name in MORE)])
+@pytest.mark.parametrize("recipe", ["ppo", *(pytest.param(name, marks=pytest.mark.attack) for name in MORE)])
 def test_an_actor_that_is_killed_in_the_middle_of_an_unroll(tmp_path, crews, recipe):
     halted = Halted(tmp_path, crews, recipe, env_steps=900)
     index = halted.victim((1, 0))
@@ -142,6 +142,7 @@ def test_an_environment_that_hangs_is_ended_at_its_deadline_and_its_stack_told(t
     assert len(told) == 1 and "rookery/Faulty-v0" in told[0] and "scripted.py" in told[0], told
 
 
+@pytest.mark.attack  # test_user_errors.py has such an error on a node, test_faults_local.py the words
 def test_an_environment_that_raises_is_named_first_with_episode_and_step(tmp_path):
     fault = {"fault": "raise_step", "at_episode": 1, "at_step": 3}
     run = Run(
@@ -161,7 +162,8 @@ def test_an_environment_that_raises_once_is_made_again_and_its_steps_are_counted
     assert ledger_balances(summary) and sum(summary["ledger"]["dropped"].values()) > 0
 
 
-@pytest.mark.parametrize("fault", ["sigstop", pytest.param("exit", marks=pytest.mark.attack)])
+@pytest.mark.attack  # a worker that hangs is ended at the same deadline, and one that is killed is as gone as this
+@pytest.mark.parametrize("fault", ["sigstop", "exit"])
 def test_a_worker_that_exits_or_is_stopped_is_replaced(tmp_path, fault):
     run = Run(
         "impala", tmp_path / "run", env="support_ray:gate", env_kwargs={"file": str(tmp_path / "none")}, **UNROLLS,
@@ -172,6 +174,7 @@ def test_a_worker_that_exits_or_is_stopped_is_replaced(tmp_path, fault):
     assert ledger_balances(summary), summary["ledger"]
 
 
+@pytest.mark.attack  # the message is that of the worker that is killed above, the end that of test_faults_local.py
 def test_a_worker_that_dies_every_time_ends_the_run_with_what_is_known_of_its_end(tmp_path):
     run = Run(
         "ppo", tmp_path / "run", **PPO, fault_plan="actor[1]@unroll=2:sigkill:always", supervisor={"restarts": 1}
