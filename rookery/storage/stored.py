@@ -41,10 +41,11 @@ NUMBERS = 1 << 31  # numbers in one observation
 CHOICES = 1 << 20  # of an action, in all
 LAYERS = 64  # of a network, and entries of any list in a config
 LARGEST, LARGEST32 = 1e100, 1e30  # of the numbers that statistics are made of, and networks
-MOST = {  # of numbers in a config that threads, processes or pictures are made by, and of seconds to wait
+MOST = {  # of numbers in a config that threads, processes or pictures are made by, of seconds to wait, of repetitions
     "actors": 1 << 16, "threads": 1024, "net.core_layers": LAYERS, "algo.replay.loaders": 256,
     "algo.replay.prefetch": 1 << 16, "algo.replay.shards": 1 << 12, "atari": 1 << 31, "atari.size": 4096,
-    "atari.stack": 256, "supervisor": 1e6, "eval.envs": 1 << 12, "eval.minutes": 1e6,
+    "atari.stack": 256, "supervisor": 1e6, "eval.envs": 1 << 12, "eval.episodes": 1 << 20, "eval.minutes": 1e6,
+    "algo.epochs": 1 << 12,
 }  # fmt: skip
 FOREIGN = "restore it from a copy, or use an earlier checkpoint"
 OTHER = (

@@ -183,6 +183,8 @@ ABSURD = {
     "a network of 4 exabytes": ("config.json", absurd_net),
     "a billion layers": ("config.json", deep_net),
     "a billion environments": ("config.json", lambda config: config.update(envs_per_actor=10**9)),
+    "an update without an end": ("config.json", lambda config: config["algo"].update(epochs=1 << 31)),
+    "an evaluation without an end": ("config.json", lambda config: config["eval"].update(episodes=1 << 31)),
     "an observation of a trillion numbers": ("spec.json", wide_view),
     "a trillion actions": ("spec.json", many_choices),
     "an observation of another type": ("spec.json", lambda spec: spec["obs"]["obs"].update(dtype="O")),
