@@ -25,8 +25,8 @@ from rookery.processes.threads import available_cores
 from rookery.recipes.recipe import actors_for
 from rookery.run.env import spec_of
 
-CHEAP = 1e-3  # seconds per step below which one process does: MuJoCo and Box2D need up to a fifth of this
-WORTH = 10.0  # seconds that processes must save: to start them takes about as long on a busy machine
+HANDOVER = 5e-3  # seconds that processes must save in a round of unrolls: to order and hand one over takes about 1 ms
+WORTH = 10.0  # seconds that they must save in the run: to start them takes about as long on a busy machine
 SHORT = 10_000  # environment steps below which nothing is measured: a trial
 
 
@@ -64,9 +64,10 @@ def worth_a_look(fields: dict[str, Any], cores: int) -> bool:
     return not named and cores > 1 and (not isinstance(steps, int) or steps >= SHORT)
 
 
-def decide(step_s: float, env_steps: int, actors: int) -> bool:
-    """Whether actor processes pay: the steps are expensive, and there are enough of them."""
-    return step_s >= CHEAP and env_steps * step_s * (1 - 1 / actors) >= WORTH
+def decide(step_s: float, round_steps: int, env_steps: int, actors: int) -> bool:
+    """Whether actor processes pay: in a round of unrolls, of so many steps, and in the whole run."""
+    saved = step_s * (1 - 1 / actors)  # seconds per step
+    return round_steps * saved >= HANDOVER and env_steps * saved >= WORTH
 
 
 def settled(config: RunConfig, signals: Signals | None = None) -> tuple[RunConfig, str]:
@@ -84,10 +85,11 @@ def settled(config: RunConfig, signals: Signals | None = None) -> tuple[RunConfi
         if given(config.env) is None:
             raise
         return serial, ""  # no other process can make it: this one can
-    if found.step_s is None or not build_algorithm(config, found.spec).plan().table.in_turns:
+    plan = build_algorithm(config, found.spec).plan()
+    if found.step_s is None or not plan.table.in_turns:
         return serial, ""
     cost = f"a step of the environment takes {_amount(found.step_s)}"
-    if not decide(found.step_s, config.env_steps, actors):
+    if not decide(found.step_s, plan.unroll * lanes, config.env_steps, actors):
         return serial, f"serial: {cost}"
     envs = lanes // actors
     chosen = replace(config, topology="local", actors=actors, envs_per_actor=envs)

@@ -26,7 +26,7 @@ def two_cores(monkeypatch):
 @pytest.fixture
 def eager(monkeypatch):
     """Processes for everything that may have them."""
-    monkeypatch.setattr(auto, "CHEAP", 0.0)
+    monkeypatch.setattr(auto, "HANDOVER", 0.0)
     monkeypatch.setattr(auto, "WORTH", 0.0)
     monkeypatch.setattr(auto, "SHORT", 1)
 
@@ -44,19 +44,22 @@ def of(env, recipe="ppo", **fields):
 
 
 @pytest.mark.parametrize(
-    "step_s, env_steps, actors, processes",
+    "step_s, round_steps, env_steps, actors, processes",
     [
-        (3e-5, 10**8, 16, False),  # Box2D and MuJoCo, however long the run
-        (2e-4, 10**8, 16, False),
-        (1e-3, 100_000, 2, True),
-        (1e-3, 4_000, 16, False),  # over before the processes have started
-        (0.05, 10_000, 2, True),
-        (1e-3, 20_100, 2, True),
-        (1e-3, 19_900, 2, False),
+        (5e-6, 2_048, 10**8, 2, True),  # a long run
+        (4e-6, 2_048, 10**8, 2, False),  # rounds that end before a process is woken
+        (6.5e-5, 2_048, 100_000, 2, False),  # MuJoCo: over before the processes have started
+        (6.5e-5, 2_048, 1_000_000, 2, True),
+        (6.5e-5, 16, 1_000_000, 2, False),  # a few steps between two updates, as with replay
+        (1e-3, 16, 1_000_000, 2, True),
+        (0.05, 2_048, 10_000, 2, True),
+        (1e-3, 2_048, 20_100, 2, True),
+        (1e-3, 2_048, 19_900, 2, False),
+        (1e-3, 2_048, 10_800, 16, True),  # more actors save more
     ],
 )
-def test_processes_are_for_expensive_steps_and_enough_of_them(step_s, env_steps, actors, processes):
-    assert decide(step_s, env_steps, actors) == processes
+def test_processes_are_for_long_rounds_and_long_runs(step_s, round_steps, env_steps, actors, processes):
+    assert decide(step_s, round_steps, env_steps, actors) == processes
 
 
 def test_an_expensive_environment_is_spread_and_a_cheap_one_is_not():
@@ -87,7 +90,7 @@ def test_a_run_takes_what_was_chosen_records_it_and_does_not_measure_again(tmp_p
         raise AssertionError("a run that is resumed has its topology")
 
     monkeypatch.setattr(auto, "timed", timed)
-    monkeypatch.setattr("rookery.run.run._carry_out", lambda config, *_: Run(out, config, {}))
+    monkeypatch.setattr("rookery.run.run._carry_out", lambda config, *_, **__: Run(out, config, {}))
     again = rookery.resume(out, trust=("support_cost",), env_steps=400).config
     assert (again.topology, again.actors, again.env_steps) == ("local", 2, 400)
     with pytest.raises(UsageError, match="topology auto is settled when a run starts"):
