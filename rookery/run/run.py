@@ -51,7 +51,6 @@ from rookery.roles.learner import Learner
 from rookery.run import init_from as warm
 from rookery.run.auto import check_settled, settled
 from rookery.run.configured import Env, asked
-from rookery.run.configured import configure as configure
 from rookery.run.env import check_env, resolve
 from rookery.run.evaluation import Evaluations, policy_of
 from rookery.run.finished import Run, trusted

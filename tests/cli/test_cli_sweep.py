@@ -8,7 +8,7 @@ from rookery.cli import sweep_words
 from rookery.cli.main import main
 from rookery.cli.sweep_words import sorted_words, values
 from rookery.core.errors import UsageError
-from rookery.run.run import configure
+from rookery.run.configured import configure
 from rookery.sweeps.plan import Range
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from rookery.core.errors import CheckpointError, UsageError
-from rookery.run.run import configure
+from rookery.run.configured import configure
 from rookery.sweeps import study
 from rookery.sweeps.plan import Plan, Range
 from rookery.sweeps.study import Grid, Trials, objective

@@ -9,7 +9,7 @@ import math
 import pytest
 from rich.console import Console
 
-from rookery.run.run import configure
+from rookery.run.configured import configure
 from rookery.sweeps.plan import Plan
 from rookery.sweeps.result import Sweep, SweepRun, cells, final_value, outcomes, train_command
 from rookery.sweeps.view import Lines, board, duration
