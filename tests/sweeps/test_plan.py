@@ -8,8 +8,8 @@ import pytest
 
 from rookery.core.errors import CheckpointError, UsageError
 from rookery.core.machine import Machine
-from rookery.run.env import spec_of
 from rookery.run.configured import configure
+from rookery.run.env import spec_of
 from rookery.storage.trust import Refused
 from rookery.sweeps import plan as plans
 from rookery.sweeps.budget import cores_of, jobs_for, memory_note, with_threads
