@@ -344,7 +344,8 @@ def test_only_workers_take_a_config_without_judgement():
     """Their parent has judged it. Everybody else reads files."""
     package = Path(rookery.__file__).parent
     users = {str(p.relative_to(package)) for p in package.rglob("*.py") if "parents_config" in p.read_text()}
-    assert users == {"algorithms/registry.py", "crews/actor_process.py", "run/ranks.py"}
+    workers = {"crews/actor_process.py", "run/ranks.py", "run/evaluator_main.py", "sweeps/training.py"}
+    assert users == {"algorithms/registry.py"} | workers
     hosts = {str(p.relative_to(package)) for p in package.rglob("*.py") if "import ActorProcess" in p.read_text()}
     assert hosts == {"crews/actor_main.py", "crews/ray.py"}
 
