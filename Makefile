@@ -15,7 +15,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(BIN)/ruff check rookery tests examples benchmarks docs

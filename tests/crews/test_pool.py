@@ -16,7 +16,7 @@ from rookery.processes.failure import Lost
 from rookery.topologies.loop import Loop
 
 FINISHED = "rookery.metrics.journal.Journal.finished"
-FREE = [("apex_dqn", APEX), ("gorila", GORILA)]
+FREE = [("apex_dqn", APEX), pytest.param("gorila", GORILA, marks=pytest.mark.attack)]  # of one pool
 
 
 @pytest.mark.parametrize(("recipe", "fields"), FREE)

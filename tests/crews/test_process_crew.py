@@ -22,7 +22,9 @@ from rookery.topologies import local
 from rookery.topologies.loop import Loop
 
 
-@pytest.mark.parametrize(("recipe", "fields"), [("ppo", PPO | {"topology": "local"}), ("gorila", GORILA)])
+@pytest.mark.parametrize(("recipe", "fields"), [
+    ("ppo", PPO | {"topology": "local"}), pytest.param("gorila", GORILA, marks=pytest.mark.attack),  # the same pool
+])  # fmt: skip
 def test_a_worker_that_dies_before_it_is_told_of_the_memory_is_replaced(tmp_path, monkeypatch, recipe, fields):
     opened = ProcessCrew.open
 

@@ -166,7 +166,10 @@ class Watch:
         )
 
 
-RUNS = [("ppo", PPO | {"topology": "local", "preset": "vector"}), ("gorila", GORILA)]
+RUNS = [
+    ("ppo", PPO | {"topology": "local", "preset": "vector"}),
+    pytest.param("gorila", GORILA, marks=pytest.mark.attack),
+]
 
 
 @pytest.mark.parametrize(("recipe", "fields"), RUNS)
@@ -181,7 +184,7 @@ def test_a_killed_worker_is_replaced_by_the_spare_process(tmp_path, monkeypatch,
     assert f"hello from {watch.spares[0]}" in (run.path / "logs" / "actor-1.log").read_text()
 
 
-@pytest.mark.parametrize("how", ["stopped", "hangs"])
+@pytest.mark.parametrize("how", ["stopped", pytest.param("hangs", marks=pytest.mark.attack)])
 def test_a_spare_process_that_does_not_take_its_work_is_replaced_by_a_new_process(tmp_path, monkeypatch, loops, how):
     """It is not counted as a failure, and gets less time than a worker has to start.
 

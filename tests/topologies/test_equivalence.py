@@ -28,7 +28,7 @@ def assert_same(a: Path, b: Path) -> None:
         assert torch.equal(tensor, other[name]), f"{name} differs"
 
 
-@pytest.mark.parametrize("core", ["none", "lstm"])
+@pytest.mark.parametrize("core", [pytest.param("none", marks=pytest.mark.attack), "lstm"])
 def test_serial_and_local_end_with_the_same_bits(tmp_path, core):
     fields = {"actors": 2, "envs_per_actor": 4, "net": {"core": core, "normalize_obs": True}, "seed": 3}
     serial = train(tmp_path, "serial", topology="serial", **fields)

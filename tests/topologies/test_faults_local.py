@@ -83,7 +83,9 @@ def test_an_environment_that_hangs_is_noticed_and_its_stack_told(tmp_path):
     assert "scripted.py" in str(caught.value) or "scripted.py" in (tmp_path / "run/logs/actor-0.log").read_text()
 
 
-@pytest.mark.parametrize("fault", ["sigkill", "sigstop", "hang", "raise", "exit"])
+@pytest.mark.parametrize("fault", [
+    "sigkill", "hang", "raise", *(pytest.param(name, marks=pytest.mark.attack) for name in ("sigstop", "exit")),
+])  # fmt: skip
 def test_a_worker_is_replaced_and_its_steps_are_counted_as_dropped(tmp_path, fault):
     deadline = HANGS if fault in ("hang", "sigstop") else LIVES
     run = rookery.train(
@@ -97,7 +99,7 @@ def test_a_worker_is_replaced_and_its_steps_are_counted_as_dropped(tmp_path, fau
     assert ledger["collected"] == ledger["trained"] + sum(ledger["dropped"].values()) + ledger["in_flight"]
 
 
-@pytest.mark.parametrize("fault", ["sigkill", "exit"])
+@pytest.mark.parametrize("fault", [pytest.param("sigkill", marks=pytest.mark.attack), "exit"])
 def test_a_worker_that_dies_while_it_starts_is_replaced(tmp_path, fault):
     run = rookery.train(
         "ppo", env="CartPole-v1", out=str(tmp_path / "run"), **SMALL, **QUICK, topology="local", actors=2,

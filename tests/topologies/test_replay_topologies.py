@@ -57,7 +57,8 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+# A DQN and a Rainbow differ in their networks, and those in test_dqn_acting.py; each starts two processes.
+@pytest.mark.parametrize("case", ["rainbow", "r2d2", "ladder", "ddpg", pytest.param("dqn", marks=pytest.mark.attack)])
 def test_serial_and_local_end_with_the_same_bits(tmp_path, case):
     recipe, env, fields = CASES[case]
     serial = train(tmp_path, "serial", recipe, env, topology="serial", env_steps=1000, **fields)
@@ -73,8 +74,10 @@ def test_one_worker_alone_repeats_a_serial_run(tmp_path):
     assert_same(serial, alone)
 
 
-@pytest.mark.parametrize("topology", ["serial", "local"])
-@pytest.mark.parametrize("case", ["dqn", "r2d2"])
+LOCAL_DQN = pytest.param("local", "dqn", marks=pytest.mark.attack)  # its items are simpler than those of R2D2
+
+
+@pytest.mark.parametrize(("topology", "case"), [("serial", "dqn"), ("serial", "r2d2"), ("local", "r2d2"), LOCAL_DQN])
 def test_a_resumed_run_equals_one_that_was_never_interrupted(tmp_path, topology, case):
     """The environments of this task can be restored, and the memory comes with the checkpoint: nothing differs."""
     recipe, _, fields = CASES[case]
@@ -149,7 +152,9 @@ def test_nobody_waits_and_the_books_balance(tmp_path):
     assert math.isfinite(memory["age_mean"]) and math.isfinite(memory["priority_max"])
 
 
-@pytest.mark.parametrize(("recipe", "algo"), [("apex_dqn", APEX), ("r2d2", SEQUENCES)])
+@pytest.mark.parametrize(
+    ("recipe", "algo"), [("apex_dqn", APEX), pytest.param("r2d2", SEQUENCES, marks=pytest.mark.attack)]
+)
 def test_a_killed_actor_is_replaced_and_what_it_held_is_counted(tmp_path, recipe, algo):
     run = train(
         tmp_path, "run", recipe, "CartPole-v1", topology="local", env_steps=2000, algo=algo,
@@ -162,7 +167,7 @@ def test_a_killed_actor_is_replaced_and_what_it_held_is_counted(tmp_path, recipe
 
 def test_free_running_actors_are_never_held_back(tmp_path):
     algo = APEX | {"replay": REPLAY | {"samples_per_insert": 0.0, "remover": "soft", "remove_every": 5}}
-    run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=3000, algo=algo)
+    run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", actors=1, env_steps=3000, algo=algo)
     assert run.summary["replay"]["size"] <= 750
     assert run.summary["updates"] > 0
 
@@ -186,7 +191,7 @@ def test_priorities_are_written_back_weights_annealed_and_the_memory_trimmed(tmp
     monkeypatch.setattr(ReplayMemory, "remove_to_fit", watched_trim)
     replay = REPLAY | {"samples_per_insert": 4.0, "slack": 64.0, "capacity": 300, "remover": "soft", "remove_every": 5}
     algo = {"unroll": 5, "replay": replay | {"sampler": "proportional", "start": "max"}}
-    run = train(tmp_path, "run", "dqn", "CartPole-v1", topology=topology, env_steps=1500, algo=algo)
+    run = train(tmp_path, "run", "dqn", "CartPole-v1", topology=topology, actors=1, env_steps=1500, algo=algo)
     assert drawn == sorted(drawn) and drawn[0] < 0.2 and drawn[-1] > 0.9
     assert max(before for before, _ in trimmed) > 300 and max(after for _, after in trimmed) <= 300
     assert len(trimmed) == run.summary["updates"] // 5
@@ -209,7 +214,7 @@ def test_where_loaders_wait_the_memory_is_trimmed_piece_by_piece(tmp_path, monke
     monkeypatch.setattr(replay_module, "PIECE", 7)
     replay = REPLAY | {"samples_per_insert": 4.0, "capacity": 300, "remover": "soft", "remove_every": 5}
     algo = {"unroll": 5, "replay": replay | ({"slack": 64.0} if topology == "local" else {})}
-    run = train(tmp_path, "run", "dqn", "CartPole-v1", topology=topology, env_steps=1500, algo=algo)
+    run = train(tmp_path, "run", "dqn", "CartPole-v1", topology=topology, actors=1, env_steps=1500, algo=algo)
     assert {most for most, *_ in calls} == ({7} if topology == "local" else {None})
     assert all(more == left for *_, more, left in calls) and max(removed for _, removed, *_ in calls) > 0
     if topology == "local":
@@ -245,7 +250,7 @@ def test_free_running_in_one_process_takes_turns(tmp_path):
 def test_checkpoints_while_loaders_draw_have_balanced_books(tmp_path):
     """A draw moves steps from the memory to the batches ahead; nobody may count them in between."""
     run = train(
-        tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=1500, algo=APEX,
+        tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", actors=1, env_steps=1500, algo=APEX,
         checkpoint={"every": 50, "keep": 100},
     )  # fmt: skip
     saved = sorted((run.path / "checkpoints").glob("step-*/meta.json"))
@@ -257,7 +262,7 @@ def test_checkpoints_while_loaders_draw_have_balanced_books(tmp_path):
 
 
 def test_a_run_at_once_goes_on_with_its_memory(tmp_path):
-    run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=1500, algo=APEX)
+    run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", actors=1, env_steps=1500, algo=APEX)
     resumed = rookery.resume(run.path, env_steps=2500)
     assert resumed.summary["replay"]["inserted"] > run.summary["replay"]["inserted"] > 1000
     assert resumed.summary["updates"] > run.summary["updates"]
@@ -305,7 +310,7 @@ BESIDE_THE_POINT = [
 @pytest.mark.parametrize(("recipe", "env", "fields", "why"), BESIDE_THE_POINT)
 def test_gradients_of_others_are_refused_where_they_cannot_work(tmp_path, recipe, env, fields, why):
     with pytest.raises(UsageError, match=why):
-        train(tmp_path, "run", recipe, env, topology="async_grads", env_steps=100, **fields)
+        train(tmp_path, "run", recipe, env, topology="async_grads", actors=1, env_steps=100, **fields)
 
 
 # Bad input
@@ -327,7 +332,7 @@ def test_a_memory_larger_than_the_machine_is_refused_before_it_is_allocated(tmp_
     with pytest.raises(
         UsageError, match=r'needs .* TiB.*, and there are .* GiB .*algo=\{"replay": \{"capacity": \d+\}\}'
     ):
-        train(tmp_path, "run", "dqn", "CartPole-v1", topology=topology, env_steps=100, algo=algo)
+        train(tmp_path, "run", "dqn", "CartPole-v1", topology=topology, actors=1, env_steps=100, algo=algo)
 
 
 def test_a_range_of_values_that_clips_the_returns_is_said(tmp_path):
@@ -368,7 +373,16 @@ def test_the_memory_goes_with_the_run_and_does_not_wait_for_the_collector(tmp_pa
     monkeypatch.setattr(ReplayMemory, "__init__", seen)
     gc.disable()
     try:
-        train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology=topology, env_steps=400, algo={"replay": REPLAY})
+        train(
+            tmp_path,
+            "run",
+            "apex_dqn",
+            "CartPole-v1",
+            topology=topology,
+            actors=1,
+            env_steps=400,
+            algo={"replay": REPLAY},
+        )
         assert [table() for table in made] == [None]
     finally:
         gc.enable()
@@ -377,14 +391,20 @@ def test_the_memory_goes_with_the_run_and_does_not_wait_for_the_collector(tmp_pa
 def test_a_memory_that_is_slow_to_fill_is_saved_meanwhile(tmp_path):
     """Hours may pass before the first update: what was collected is not worth less for it."""
     algo = {"replay": REPLAY | {"min_size": 550, "samples_per_insert": 0.0}}
-    fields = {"topology": "local", "env_steps": 500, "algo": algo, "checkpoint": {"every": 100, "keep": 100}}
+    fields = {
+        "topology": "local",
+        "actors": 1,
+        "env_steps": 500,
+        "algo": algo,
+        "checkpoint": {"every": 100, "keep": 100},
+    }
     run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", **fields)
     assert run.summary["updates"] == 0 and len(checkpoint.all_steps(run.path / "checkpoints")) >= 3
 
 
 def test_several_loaders_draw_every_batch_once(tmp_path):
     algo = APEX | {"replay": REPLAY | {"samples_per_insert": 2.0, "slack": 64.0, "loaders": 3, "prefetch": 6}}
-    run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", env_steps=2000, algo=algo)
+    run = train(tmp_path, "run", "apex_dqn", "CartPole-v1", topology="local", actors=1, env_steps=2000, algo=algo)
     memory, ledger = run.summary["replay"], run.summary["ledger"]
     drawn_ahead = 16 * (6 + 3)  # what waits in the queue, and one in every loader's hand
     assert 0 <= memory["sampled"] - 16 * run.summary["updates"] <= drawn_ahead
