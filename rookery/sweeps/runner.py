@@ -113,6 +113,7 @@ class Runner:
                 if message["op"] == "failed":
                     return _failed(name, message, worker)
         except (ChannelClosed, ChannelTimeout):
+            self._listener.remove(worker.channel)  # before `stop` closes it: the next run may get the same descriptor
             worker.stop(STOP)
             return Ended(name, LearnerError.exit_code, f"its process {worker.describe_exit()}", worker.log_tail(TAIL))
         return None

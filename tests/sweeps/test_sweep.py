@@ -55,6 +55,16 @@ def test_one_failed_and_one_stopped_run_are_told_and_go_on(tmp_path):
     assert "<td>" in found._repr_html_() and "| runs | return |" in (found.path / "sweep.md").read_text()
 
 
+def test_a_run_that_is_killed_has_failed_and_the_next_one_begins(tmp_path):
+    """Its process ends without a word, as for want of memory; the next one gets its descriptors."""
+    plans = ["learner@update=1:sigkill", ""]
+    with pytest.warns(UserWarning, match=r"has failed .*SIGKILL"):
+        found = rookery.sweep(
+            "ppo", env="CartPole-v1", seeds=[7], set={"fault_plan": plans}, jobs=1, out=tmp_path / "s", **TINY
+        )
+    assert [(run.state, run.exit_code) for run in found.runs] == [("failed", 4), ("done", 0)]
+
+
 def command(*words: str) -> subprocess.Popen:
     wide = {name: value for name, value in os.environ.items() if name != "COLUMNS"}  # paths are not broken
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
