@@ -270,6 +270,11 @@ class Journal:
     # Reporting
 
     @property
+    def _target_of(self) -> str:
+        """What has to reach the target: the mean of an evaluation, or of the last 100 episodes."""
+        return "evaluation" if self.config.eval.stop else "return"
+
+    @property
     def due(self) -> bool:
         """Whether the next report will be written: what only it needs need not be computed before."""
         return self._clock() - self._logged_at >= self.config.log_every
@@ -321,7 +326,7 @@ class Journal:
             "lag_max": self.lag_max, "queue_depth": self.queue_depth, "replay": self.replay, "shares": shares,
             "ledger": self.whole.as_dict(), "restarts": self._restarts, "advice": advice(shares, config, self._cores),
             "messages": list(self.messages), "history": list(self.history),
-            "evaluation": self.evaluations.shown(), "target_of": "evaluation" if config.eval.stop else "return",
+            "evaluation": self.evaluations.shown(), "target_of": self._target_of,
         } | ({} if self.ranks is None else {"ranks": self.ranks.stats()})  # fmt: skip
 
     @property
@@ -355,6 +360,7 @@ class Journal:
             "env_steps": self.env_steps, "episodes": self.episodes, "window": self.window.to_dict(),
             "ledger": self.whole.as_dict(), "lag": [self.lag_sum, self.lag_count, self.lag_max],
             "target": [self.config.target_return, self.env_steps_to_target, self.wall_s_to_target],
+            "target_of": self._target_of,
             "updates": self._updates, "wall_s": self.wall_s, "best": self.best,
             "restarts": self._restarts, "history": [list(point) for point in self.history],
         }  # fmt: skip
@@ -370,7 +376,8 @@ class Journal:
         self.ledger = Ledger(**state["ledger"])
         self.lag_sum, self.lag_count, self.lag_max = state["lag"]
         target, *reached = state["target"]
-        if target == self.config.target_return:  # a new target has not been reached yet
+        same = target == self.config.target_return and state.get("target_of", "return") == self._target_of
+        if same:  # a new target has not been reached yet
             self.env_steps_to_target, self.wall_s_to_target = reached
         self._updates = state["updates"]
         self.not_before(state["wall_s"])

@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes, fixed seeds, frozen statistics, unclipped rewards.
+"""Evaluation: whole episodes, fixed seeds, frozen statistics, unclipped rewards; numbers that are not finite end it.
 
 Every lane plays the same number of episodes, so that short ones are not over-represented.
 """
@@ -18,6 +18,7 @@ from rookery.core.frames import with_frames
 from rookery.core.legal import random_legal
 from rookery.core.seeding import seed_of
 from rookery.core.types import MASK, ActionSpec
+from rookery.envs.gate import check_finite
 from rookery.envs.lanes import LaneFault, Lanes
 from rookery.envs.make import make
 from rookery.play.memory import forgotten
@@ -74,7 +75,6 @@ def evaluate(
     policy.check_fits(lanes.spec)
     if epsilon and policy.spec.action.kind == "box":
         raise UsageError(f"epsilon is for discrete actions and {policy.spec.id} has a Box; leave it out")
-    policy.check_fits(lanes.spec)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as actors do: too few rows for several threads
     try:
@@ -110,6 +110,7 @@ def _evaluate(
         if epsilon:
             action = _mixed(action, epsilon, policy.spec.action, dice, obs.get(MASK) if policy.spec.masked else None)
         obs, reward, terminated, truncated = lanes.step(action)
+        check_finite(obs, reward)
         total += reward
         length += live
         if not live.all():  # the row after an end was a reset: the recurrent state is zeroed

@@ -90,6 +90,7 @@ class JournalNumbers(Struct):
     best: float | None
     restarts: Whole
     history: Annotated[list[tuple[Whole, float]], Meta(max_length=10_000)]
+    target_of: str = "return"  # what had to reach the target
 
 
 class Numbers(Struct):

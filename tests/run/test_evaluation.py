@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rookery
-from rookery.core.errors import UsageError
+from rookery.core.errors import EnvError, UsageError
 from rookery.metrics.sink import read_records
 from rookery.play.evaluate import evaluate_as_set
 from rookery.run.evaluation import copied
@@ -112,6 +112,14 @@ def test_with_stop_the_returns_in_training_do_not_count(tmp_path):
     assert alone["env_steps"] < 1500 <= run["env_steps"] == run["env_steps_to_target"]
 
 
+def test_a_target_that_returns_in_training_have_reached_is_not_reached_by_an_evaluation(tmp_path):
+    """The run ended with it; resumed with eval.stop, it has another target."""
+    run = train(tmp_path / "run", env=short, env_steps=1500, target_return=5.0)
+    again = {"eval": EVERY | {"stop": True, "every": 2000}, "env": short}
+    assert run.summary["env_steps"] < 1500 <= rookery.resume(run, **again).summary["env_steps"]
+    assert rookery.resume(run, env=short, env_steps=3000).summary["env_steps"] < 3000, "from its last checkpoint on"
+
+
 def test_ranks_stop_together_at_the_target_of_an_evaluation(tmp_path):
     """Rank 0 evaluates, in a process, and its weights are those of the other at every checkpoint."""
     fields = {"topology": "allreduce", "ranks": 2, "env": "support_evaluation:make", "env_steps": 200_000}
@@ -194,6 +202,20 @@ def test_environments_that_fail_in_evaluation_only_do_not_end_the_run(tmp_path):
         said = [each["text"] for each in records(run, "message") if "the evaluation at" in each["text"]]
         assert len(said) == summary["failed"] >= 1 and error in said[0] and ".py" in said[0]
         assert run.summary["restarts"] == 0 and records(run) == []
+
+
+@pytest.mark.parametrize("what", ["reward", "observation"])
+def test_numbers_that_are_not_finite_are_no_evaluation(tmp_path, what):
+    """They would be the best return for ever, since nothing is greater than NaN."""
+
+    class Diverges(gymnasium.Wrapper):
+        def step(self, action):
+            obs, reward, *rest = self.env.step(action)
+            return (obs * np.float32("nan"), reward, *rest) if what == "observation" else (obs, float("nan"), *rest)
+
+    run = train(tmp_path / "run", env=short, env_steps=32)
+    with pytest.raises(EnvError, match=rf"lane 0.* returned an? {what} of nan"):
+        rookery.evaluate(run, env=lambda: Diverges(short()), episodes=2)
 
 
 def test_an_evaluation_without_an_end_is_given_up(tmp_path):
