@@ -7,7 +7,6 @@ who evaluates, and when (`run/evaluation.py`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -55,4 +54,4 @@ def sound(record: Mapping[str, Any]) -> bool:
     """Whether a record of a file is one of an evaluation."""
     steps, mean = record.get("env_steps"), record.get("return_mean")
     whole = isinstance(steps, int) and not isinstance(steps, bool) and 0 <= steps < 2**53
-    return whole and isinstance(mean, int | float) and math.isfinite(mean) and abs(mean) < LARGEST
+    return whole and isinstance(mean, int | float) and abs(mean) < LARGEST  # NaN is not

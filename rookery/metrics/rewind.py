@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rookery.core.errors import StorageError
-from rookery.metrics.evaluated import KIND
+from rookery.metrics.evaluated import KIND, LARGEST
 from rookery.storage import folder as folders
 
 
@@ -71,4 +71,6 @@ def _record(line: bytes) -> dict[str, Any]:
         return nowhere
     if not isinstance(record, dict) or not record.keys() >= nowhere.keys():
         return nowhere
-    return record | {name: record[name] if isinstance(record[name], int | float) else 0.0 for name in nowhere}
+    return record | {
+        name: x if isinstance(x := record[name], int | float) and abs(x) < LARGEST else 0.0 for name in nowhere
+    }

@@ -34,6 +34,13 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.parametrize("mean", [pytest.param(10**400, id="digits"), 1e200, float("nan"), "7", None])
+def test_what_no_evaluation_has_is_left_out(mean):
+    book = Evaluated()
+    book.restore([evaluation(10, mean), evaluation(20, 3.0)])
+    assert book.done == 1 and book.best["return_mean"] == 3.0
+
+
 def test_of_equals_the_newest_is_the_best():
     book = Evaluated()
     for steps, mean in ((10, 5.0), (20, 7.0), (30, 7.0), (40, 6.0)):

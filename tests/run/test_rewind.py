@@ -37,6 +37,11 @@ def test_lines_that_are_no_records_stay_where_they_are(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == line(10, 1.0) + "not json\n" + '["a list"]\n'
 
 
+def test_a_time_that_nothing_can_be_added_to_is_none(tmp_path):
+    written(tmp_path, line(10, 10**400), line(20, 2.0))
+    assert rewind(tmp_path, 20).wall_s == 2.0
+
+
 def test_an_evaluation_stays_if_its_weights_are_not_behind_the_checkpoint(tmp_path):
     """It was recorded when training was further on."""
     early, late = line(20, 3.5, kind="eval", return_mean=7.0), line(30, 3.6, kind="eval", return_mean=9.0)
