@@ -142,9 +142,9 @@ def start(
     with opened(folder, overwrite):
         if before is not None:  # a run that was overwritten has gone
             before &= {path.name for path in folder.iterdir()}
-        folders.store(folder, "config.json", encode_config(config))
         try:
-            warm.keep(config, folder)
+            warm.keep(config, folder)  # first: a folder with a config.json can be resumed
+            folders.store(folder, "config.json", encode_config(config))
             return _carry_out(config, folder, None, [], signals, tell, callbacks, why)
         except UsageError:  # nothing has begun: the same command, corrected, finds the place free
             clear_folder(folder, before)

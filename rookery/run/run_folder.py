@@ -60,8 +60,8 @@ def rank_folder(config: RunConfig, again: bool, changes: Changed | None = None) 
         return
     check_apart(config, folder)
     with opened(folder):
+        keep(config, folder)  # first: a folder with a config.json can be resumed
         folders.store(folder, "config.json", encode_config(config))
-        keep(config, folder)
         yield folder
 
 

@@ -189,6 +189,20 @@ def test_the_other_folder_is_never_needed_again(source, tmp_path, first):
         rookery.resume(run.path)
 
 
+def test_a_run_that_is_killed_while_it_copies_leaves_the_place_free(source, tmp_path, monkeypatch):
+    """Otherwise it could not be resumed: config.json would name networks that are not there."""
+
+    def killed(*_, **__):
+        raise SystemExit(9)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save", killed)
+        with pytest.raises(SystemExit):
+            small(out=str(tmp_path / "run"), init_from=source)
+    assert not (tmp_path / "run" / "config.json").exists()
+    assert small(out=str(tmp_path / "run"), init_from=source).exit_code == 0
+
+
 def test_what_a_folder_says_is_checked_before_it_is_used(source, tmp_path):
     run = small(out=str(tmp_path / "run"), init_from=source)
     shutil.rmtree(run.path / "checkpoints")
