@@ -70,7 +70,7 @@ def _actors(config: RunConfig, overrides: dict[str, Any]) -> dict[str, Any]:
     if overrides.get("topology") == "local" and "actors" not in overrides and "envs_per_actor" not in overrides:
         overrides["actors"] = actors_for(lanes)
     if overrides.get("topology", "auto") == "auto":
-        overrides["topology"] = _topology(config, overrides)
+        overrides["topology"] = topology_for(config, overrides)
     actors = overrides.get("actors")
     if isinstance(actors, int) and actors > 0 and "envs_per_actor" not in overrides:  # anything else is refused later
         overrides["envs_per_actor"] = max(1, lanes // actors)
@@ -82,7 +82,7 @@ def actors_for(lanes: int) -> int:
     return next(n for n in range(min(Machine().cores(), lanes), 0, -1) if lanes % n == 0)
 
 
-def _topology(config: RunConfig, overrides: dict[str, Any]) -> str:
+def topology_for(config: RunConfig, overrides: dict[str, Any]) -> str:
     """Where actors run if that was not said: several actors are processes, several ranks learn together."""
 
     def said(name: str) -> int:

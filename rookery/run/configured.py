@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Unpack
 
 from rookery.core.config import RunConfig
 from rookery.core.errors import UsageError
 from rookery.core.fields import Fields
 from rookery.recipes import recipe as recipe_named
-from rookery.recipes.recipe import with_fields
+from rookery.recipes.recipe import topology_for, with_fields
 from rookery.run.auto import spec_for
 from rookery.run.env import resolve
 from rookery.run.init_from import begun_from, source_of, with_network
@@ -59,4 +60,6 @@ def asked(
             f"configure({recipe.recipe!r}, env=..., preset=...)"
         )
     config = with_fields(recipe, dict(fields))
+    if config.topology == "auto":
+        config = replace(config, topology=topology_for(config, dict(fields)))
     return config if init_from is None else begun_from(config, source_of(init_from, init_best, trust, _warn))

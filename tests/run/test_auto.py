@@ -11,6 +11,7 @@ import rookery
 from rookery.core.errors import EnvError, UsageError
 from rookery.run import auto
 from rookery.run.auto import decide, settled
+from rookery.run.configured import asked
 from rookery.run.finished import Run
 
 SMALL = {"preset": "vector", "quiet": True, "net": {"hidden": (8,)}, "algo": {"unroll": 8}}
@@ -139,3 +140,10 @@ def test_one_that_raises_stays_here_and_one_that_ends_its_process_is_told():
     assert of("support_cost:Raising") == (of("support_cost:Raising", topology="serial")[0], "")
     with pytest.raises(EnvError, match=r"support_cost:Crashing ended its process \(exit 9\)"):
         of("support_cost:Crashing")
+
+
+def test_of_a_config_too_several_actors_are_processes_and_several_ranks_a_group():
+    config = rookery.configure("ppo", "CartPole-v1", **SMALL)
+    assert config.topology == "auto"
+    found = [asked(config, "", "", fields).topology for fields in ({}, {"actors": 2}, {"ranks": 2})]
+    assert found == ["auto", "local", "allreduce"]
