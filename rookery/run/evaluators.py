@@ -152,7 +152,8 @@ class Beside:
 
     @property
     def busy(self) -> bool:
-        return self._playing or self._waiting is not None
+        with self._changed:  # the thread takes what waits in two steps
+            return self._playing or self._waiting is not None
 
     def begin(self, weights: Weights) -> int:
         """Evaluate them next; returns how many are skipped for it."""
@@ -194,7 +195,7 @@ class Beside:
 
     def _work(self) -> None:
         try:
-            with suppress(RookeryError):  # the first evaluation says so
+            with suppress(Exception):  # the first evaluation tries again, and says so
                 self._started()
             while (weights := self._next()) is not None:
                 outcome = self._outcome(weights)
