@@ -63,7 +63,8 @@ def read(obs: Any, spec: EnvSpec, leave_out: tuple[str, ...] = ()) -> Read:
 
 def _array(name: str, value: Any) -> np.ndarray:
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu().numpy()
+        value = value.detach().cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # numpy has no bfloat16
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:

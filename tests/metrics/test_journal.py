@@ -232,7 +232,7 @@ def test_the_advice_counts_the_cores_that_the_cgroup_allows(monkeypatch):
     j.split.add("env", 40.0)
     j._clock.now += 50.0
     j.report(force=True)
-    assert "--topology local --actors 3" in j.panel.shown["advice"]
+    assert "topology='local', actors=3" in j.panel.shown["advice"]
 
 
 def test_what_was_told_does_not_change_afterwards():
