@@ -170,7 +170,7 @@ def test_more_actors_than_there_is_room_for_are_refused_with_how_many_fit(cluste
 
 def test_room_is_counted_by_node(cluster, tmp_path):
     """Three times 1.3 CPUs are less than all there are, and only one fits on each node."""
-    with pytest.raises(UsageError, match=r"3 actors need 3\.9 CPUs, .* 4 on 2 nodes, room for 2 of 1\.3: .*actors 2"):
+    with pytest.raises(UsageError, match=r"3 actors need 3\.9 CPUs, .* 4 on 2 nodes, room for 2 of 1\.3: .*actors=2"):
         train(tmp_path / "run", actors=3, ray={"cpus_per_actor": 1.3})
 
 
