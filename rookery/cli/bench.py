@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rookery.cli.flags import HELP, nearest
+from rookery.cli.flags import HELP
 from rookery.core.errors import UsageError
+from rookery.core.hints import nearest
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import inspect
 import io
 import re
@@ -18,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from rookery.core.errors import UsageError
+from rookery.core.hints import nearest
 
 T = TypeVar("T")
 
@@ -73,7 +73,8 @@ def spell(words: Iterable[str], flags: Mapping[str, Any], short: Mapping[str, st
         name = name.replace("_", "-")
         name = short.get(name, name) if name not in flags else name
         if (positive := negations.get(name, name)) not in flags:
-            raise UsageError(f"there is no flag --{name}; {nearest(name, flags, '--')}")
+            near = nearest(name, flags, lambda flag: f"--{flag}", "--help lists them" if len(flags) > 20 else "")
+            raise UsageError(f"there is no flag --{name}; {near}")
         kind, flag = flags[positive], positive
         if kind is bool:
             if not equals and rest and rest[0].lower() in TRUE[:1] + FALSE[:1]:
@@ -130,17 +131,6 @@ def last(words: list[str], name: str) -> str | None:
         elif word.startswith(f"--{name}="):
             value = word.partition("=")[2]
     return value
-
-
-def nearest(name: str, known: Iterable[str], mark: str = "") -> str:
-    """A hint with the nearest of the known names: same last part first, then by likeness."""
-    known = list(known)
-    name = name.lstrip("-")
-    same = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
-    close = list(dict.fromkeys(same + difflib.get_close_matches(name, known, n=3, cutoff=0.6)))[:3]
-    if close:
-        return "did you mean " + " or ".join(mark + other for other in close) + "?"
-    return "--help lists them" if len(known) > 20 else "known: " + ", ".join(mark + other for other in sorted(known))
 
 
 def parse(kind: type[T], words: list[str], prog: str, about: str, default: T | None = None) -> T:

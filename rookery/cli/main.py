@@ -102,7 +102,7 @@ def _run(words: list[str], signals: Signals) -> int:
         return 0
     verb, rest = words[0], words[1:]
     if verb not in VERBS:
-        from rookery.cli.flags import nearest
+        from rookery.core.hints import nearest
 
         what = "flag" if verb.startswith("-") else "verb"
         raise UsageError(f"there is no {what} {verb!r}; {nearest(verb, VERBS)}")

@@ -125,7 +125,7 @@ def close(run: Run) -> int:
     if not summary["updates"]:
         rows["learnt"] = "[yellow]nothing[/]: it ended before its first update; take more steps (--env-steps)"
     if summary["restarts"]:
-        rows["replaced"] = f"{count(summary['restarts'], 'worker')}; the messages are in metrics.jsonl"
+        rows["restarts"] = f"{summary['restarts']:,} of workers or environments; the messages are in metrics.jsonl"
     if lost := summary["records_lost"]:
         names = ", ".join(f"{name}: {count(records, 'record')}" for name, records in lost.items())
         rows["not written"] = f"[yellow]{escape(names)}[/]"

@@ -221,7 +221,7 @@ def _remarks(snapshot: Snapshot, width: int) -> list[Text]:
 
 
 def _grid(cells: list[tuple[str, str, str]], width: int) -> list[Text]:
-    columns = max(1, width // 22)
+    columns = max(1, width // 25)  # of the longest name, explained variance, little is cut
     lines = []
     for start in range(0, len(cells), columns):
         line = Text()

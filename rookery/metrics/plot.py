@@ -223,8 +223,16 @@ def _brief(config: Mapping[str, Any], key: str) -> Any:
     value = config.get(key)
     if key != "init_from" or not isinstance(value, str):
         return value
-    parts = Path(value).parts
-    return "/".join((*parts[-3:-2], *parts[-1:]))
+    return origin(value)
+
+
+def origin(path: str) -> str:
+    """A checkpoint by the names of its run and of itself, for .../a/checkpoints/step-1 and .../a/eval/best/step-1."""
+    *run, last = Path(path).parts
+    for between in (["checkpoints"], ["eval", "best"]):
+        if run[-len(between) :] == between:
+            run = run[: -len(between)]
+    return "/".join((*run[-1:], last))
 
 
 def _draw(axes: Axes, lines: list[tuple[np.ndarray, np.ndarray]], label: str | None, style: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from rookery.core.errors import StorageError, UsageError
 from rookery.core.printable import shown
 from rookery.metrics.chart import Line, badge, bar, chart, escape, letter, seconds, short, strip
 from rookery.metrics.page import page
-from rookery.metrics.plot import number
+from rookery.metrics.plot import number, origin
 from rookery.metrics.recorded import Recorded, read_run
 from rookery.metrics.resumes import Mark
 from rookery.metrics.split import STAGES
@@ -120,7 +120,7 @@ def _card(index: int, run: Recorded) -> str:
         "ended": escape(ENDS.get(reason := run.summary.get("exit_reason", ""), reason), 60),
     }
     if begun := run.config.get("init_from"):
-        rows["began with the networks of"] = escape("/".join(str(begun).split("/")[-3::2]), 80)
+        rows["began with the networks of"] = escape(origin(str(begun)), 80)
     if number(of.get("restarts")) > 0:
         rows["restarts"] = f'<b class="bad">{_count(of.get("restarts"))}</b>'
     reached = number(run.summary.get("env_steps_to_target"))

@@ -68,6 +68,8 @@ def _array(name: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
+            raise UsageError("this is a tuple of an observation and an info: `obs, info = env.reset()`") from error
         raise UsageError(f"{name!r} cannot be read as an array: {error}") from error
     if array.dtype.kind not in "biuf":
         raise UsageError(f"{name!r} cannot be read as an array of numbers: it holds {array.dtype}")

@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from rookery.algorithms.base import Algorithm
 from rookery.algorithms.registry import build_algorithm
 from rookery.core import tree
 from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, UsageError
 from rookery.core.seeding import seed_of
 from rookery.core.types import ActOutput, EnvSpec, Explore, Tree
+from rookery.core.wording import setting
 from rookery.envs.last import ACTION, REWARD, Last
 from rookery.play.legal import mask_rows
 from rookery.play.memory import check_state, forgotten, per_row, starts_of
@@ -91,7 +93,7 @@ class Policy:
         """Refuse an environment with other observations or actions than the policy has learnt from."""
         if looks(spec) != looks(self.spec):
             raise CheckpointError(
-                f"{self.path} does not fit the environment of its config.json, {spec.id}: it was trained on "
+                f"{self.path} does not fit the environment {spec.id}: it was trained on "
                 f"{outline(self.spec)}, and this one has {outline(spec)}"
             )
 
@@ -195,6 +197,20 @@ class Policy:
 
 def _first(x: torch.Tensor) -> Any:
     return x[0].numpy() if x.dim() > 1 else x[0].item()
+
+
+def check_resumed(algorithm: Algorithm, spec: EnvSpec, saved: checkpoint.Checkpoint, run: Path) -> None:
+    """That a run can be resumed with these networks; where it cannot because of its environment, that is the error."""
+    try:
+        check_sizes(algorithm, saved)
+    except CheckpointError as error:
+        before = decode_spec(folders.read(run, "spec.json"), run / "spec.json")
+        if looks(spec) == looks(before):
+            raise
+        raise CheckpointError(
+            f"{run} cannot be resumed in {spec.id}: it was trained on {outline(before)}, and this environment has "
+            f"{outline(spec)}; to begin with its networks elsewhere, train a new run with {setting('init_from')}"
+        ) from error
 
 
 def looks(spec: EnvSpec) -> tuple[Any, ...]:

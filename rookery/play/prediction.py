@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rookery.core.errors import UsageError
@@ -25,7 +25,7 @@ class Prediction:
     """
 
     action: Any  # as the environment takes it
-    state: Tree | None  # for the next call
+    state: Tree | None = field(repr=False)  # for the next call
     quantities: dict[str, Any]
     algorithm: str
 

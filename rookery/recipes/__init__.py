@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from rookery.core.errors import UsageError
+from rookery.core.hints import nearest
 from rookery.recipes import (
     a2c,
     a3c,
@@ -27,18 +28,35 @@ from rookery.recipes import (
     unreal,
     ver,
 )
-from rookery.recipes.recipe import Recipe, nearest
+from rookery.recipes.recipe import Recipe
 
 POLICIES = (ppo, ddppo, ver, a2c, a3c, unreal, impala, appo, impact)
 VALUES = (dqn, double_dqn, prioritized_dueling_dqn, c51, rainbow, apex_dqn, r2d2, gorila)
 RECIPES: dict[str, Recipe] = {each.RECIPE.name: each.RECIPE for each in (*POLICIES, *VALUES, ddpg, apex_dpg, d4pg)}
 
 
+CONTINUOUS = "for continuous actions there are ppo, ddpg, d4pg and apex_dpg"
+ELSEWHERE = {  # algorithms of other libraries, and what to take here
+    "sac": CONTINUOUS,
+    "td3": CONTINUOUS,
+    "tqc": CONTINUOUS,
+    "crossq": CONTINUOUS,
+    "trpo": "the nearest is ppo",
+    "qrdqn": "the nearest are c51 and rainbow",
+    "maskableppo": "it is ppo, which applies the action masks that an environment has",
+    "rppo": "it is ppo with net.core lstm",
+    "recurrentppo": "it is ppo with net.core lstm",
+}
+
+
 def recipe(name: str) -> Recipe:
+    if not isinstance(name, str):
+        raise UsageError(f"the recipe is {name!r}; it must be a name, such as 'ppo', or what configure(...) returned")
     if ":" in name:
         return _imported(name)
     if name not in RECIPES:
-        raise UsageError(f"there is no recipe {name!r}; {nearest(name, RECIPES)}")
+        known = ELSEWHERE.get(name.lower().replace("_", "").replace("-", ""))
+        raise UsageError(f"there is no recipe {name!r}; {known or nearest(name, RECIPES)}")
     return RECIPES[name]
 
 

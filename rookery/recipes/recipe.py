@@ -6,14 +6,14 @@ A preset is a row of dotted config fields. An environment that no row names take
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from rookery.core.config import RunConfig
 from rookery.core.errors import UsageError
+from rookery.core.hints import nearest
 from rookery.core.machine import Machine
 from rookery.core.types import EnvSpec
 
@@ -108,30 +108,55 @@ def kind_of(spec: EnvSpec) -> str:
     return "continuous" if spec.action.kind == "box" else "vector"
 
 
-def with_fields(config: Any, fields: dict[str, Any]) -> Any:
-    """A copy with dotted fields replaced; a dict value replaces fields inside. Unknown names get the nearest."""
+def with_fields(config: Any, fields: dict[str, Any], group: str = "", whole: Any = None) -> Any:
+    """A copy with dotted fields replaced; a dict value replaces fields inside. Unknown names get the nearest.
+
+    `group`, `whole`: where `config` is part of a larger one, its dotted path with a dot behind, and that one.
+    """
+    whole = config if whole is None else whole
     known = {f.name for f in dataclasses.fields(config)}
     nested: dict[str, dict[str, Any]] = {}
     plain: dict[str, Any] = {}
     for path, value in fields.items():
         head, _, rest = path.partition(".")
         if head not in known:
-            raise UsageError(f"there is no field {path!r}; {nearest(head, known)}")
+            near = nearest(group + head, paths(whole), _keyword, _listed(group, known))
+            raise UsageError(f"there is no field {group + path!r}; {near}")
         inner = getattr(config, head)
         if rest:
             nested.setdefault(head, {})[rest] = value
         elif dataclasses.is_dataclass(inner) and not dataclasses.is_dataclass(value):
             if not isinstance(value, dict):
-                first = dataclasses.fields(inner)[0].name
-                raise UsageError(f"{path} is a group of fields, give those to change: {path}={{{first!r}: ...}}")
+                first = _keyword(f"{group}{path}.{dataclasses.fields(inner)[0].name}")
+                raise UsageError(f"{group}{path} is a group of fields; give those to change: {first}")
             nested.setdefault(head, {}).update(value)
         else:
             plain[head] = value
-    plain |= {head: with_fields(getattr(config, head), inner) for head, inner in nested.items()}
+    for head, inner in nested.items():
+        plain[head] = with_fields(getattr(config, head), inner, f"{group}{head}.", whole)
     return dataclasses.replace(config, **plain)
 
 
-def nearest(name: str, known: Any) -> str:
-    """A hint with the nearest of the known names."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
-    return "did you mean " + " or ".join(close) + "?" if close else "known: " + ", ".join(sorted(known))
+def paths(record: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted paths of all fields, groups left out."""
+    for each in dataclasses.fields(record):
+        value = getattr(record, each.name)
+        if dataclasses.is_dataclass(value):
+            yield from paths(value, f"{prefix}{each.name}.")
+        else:
+            yield prefix + each.name
+
+
+def _keyword(path: str) -> str:
+    """A field as a Python caller gives it."""
+    *groups, last = path.split(".")
+    if not groups:
+        return last
+    inner = f'{{"{last}": ...}}'
+    for name in reversed(groups[1:]):
+        inner = f'{{"{name}": {inner}}}'
+    return f"{groups[0]}={inner}"
+
+
+def _listed(group: str, known: Collection[str]) -> str:
+    return f"fields of {group[:-1]}: {', '.join(sorted(known))}" if group else f"fields: {', '.join(sorted(known))}"

@@ -36,6 +36,7 @@ def configure(
 
     config = recipe_named(recipe).build(name, lambda: spec_for(name, dict(fields)), preset, **fields)
     if init_from is None:
+        _check_best(init_best)
         return config
     source = source_of(init_from, init_best, trust, _warn)
     return begun_from(with_network(config, source, fields), source)
@@ -62,4 +63,12 @@ def asked(
     config = with_fields(recipe, dict(fields))
     if config.topology == "auto":
         config = replace(config, topology=topology_for(config, dict(fields)))
-    return config if init_from is None else begun_from(config, source_of(init_from, init_best, trust, _warn))
+    if init_from is None:
+        _check_best(init_best)
+        return config
+    return begun_from(config, source_of(init_from, init_best, trust, _warn))
+
+
+def _check_best(init_best: bool) -> None:
+    if init_best:
+        raise UsageError("init_best=True is for init_from=...: which run?")

@@ -53,6 +53,10 @@ class Run:
         if isinstance(mean := told.get("return_mean"), int | float):
             last = min(100, told.get("episodes", 100))
             facts["return"] = f"return {mean:.1f} ± {told.get('return_std', 0.0):.1f} (last {last} episodes)"
+        elif told.get("episodes") == 0:
+            facts["return"] = "no episode has ended"
+        if restarts := told.get("restarts"):
+            facts["restarts"] = f"{restarts:,} restarts of workers or environments (see metrics.jsonl)"
         if reason := told.get("stop_reason") or told.get("exit_reason"):
             facts["end"] = f"ended by {reason}"
         return facts

@@ -43,6 +43,7 @@ from rookery.metrics.report import write_beside
 from rookery.metrics.sink import Sinks
 from rookery.metrics.tracker import check_trackers
 from rookery.pipes.collective import Place, place_of
+from rookery.play.policy import check_resumed
 from rookery.processes.orphans import guarded
 from rookery.processes.signals import Signals, Stopped
 from rookery.processes.threads import Threads
@@ -63,7 +64,7 @@ from rookery.run.tracking import trackers
 from rookery.storage import checkpoint
 from rookery.storage import folder as folders
 from rookery.storage.claim import claimed
-from rookery.storage.stored import absurd, check_arrays, check_room, check_sizes, read_config
+from rookery.storage.stored import absurd, check_arrays, check_room, read_config
 from rookery.storage.trust import resume_command
 from rookery.topologies.callbacks import Callbacks, Training
 from rookery.topologies.callbacks import check as check_callbacks
@@ -81,14 +82,18 @@ def train(
     recipe: str | RunConfig, env: Env = "", *, preset: str = "", callbacks: Sequence[Any] = (), overwrite: bool = False,
     init_from: Any = None, init_best: bool = False, trust: tuple[str, ...] = (), **fields: Unpack[Fields],
 ) -> Run:  # fmt: skip
-    """Train, and return the finished run.
+    """Train, and return the finished run: its folder, with checkpoints and a report, for `load`, `evaluate`, `resume`.
 
-    `recipe`: its name, or what `configure` returned, of which the fields given here are changed.
-
+    `recipe`: its name ("ppo", "dqn", ...; `rookery recipes` lists them), or what `configure` returned, of which the
+    fields given here are changed.
     `env`: an id, an import path "package.module:make", or what makes an environment: a function, a lambda, a class.
+
+    The fields used most: `env_steps` (how long), `seed`, `out` (the folder), `quiet=True` (no panel), `actors=4`
+    (processes), `target_return`, `algo={"lr": 1e-3}`, `net={"hidden": (64, 64), "core": "lstm"}`,
+    `eval={"every": 10_000}`. All of them, with defaults: `rookery train ppo --help`, `rookery.core.config.RunConfig`.
+
     `callbacks`: see `rookery.Callback`; a plain function is called after every update.
     `preset`: a row of the recipe's table by its name, instead of the one for this environment.
-    Fields are those of `rookery.core.config.RunConfig`; nested ones as `algo={"clip": 0.1}`.
     `overwrite`: delete what is in the folder `out` if it is a run that failed.
     `init_from`: begin with the networks of another run: its folder, one of its checkpoints, or a Run or Policy.
     `init_best`: with its best checkpoint, not the newest. `trust`: modules that its config.json may name.
@@ -310,7 +315,7 @@ def execute(
         def open_job(spec: EnvSpec) -> Job:
             signals.check()
             algorithm = build_algorithm(config, spec)
-            check_room(algorithm) if saved is None else check_sizes(algorithm, saved)
+            check_room(algorithm) if saved is None else check_resumed(algorithm, spec, saved, folder)
             learner = Learner(algorithm, config.seed, config.device, config.compile, group)
             check_arrays(config, algorithm, learner.nets, spec)
             if not config.threads:

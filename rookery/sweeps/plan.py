@@ -12,7 +12,6 @@ sampled (`study.py`), and how values are spelt on the command line (`cli/sweep_w
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import itertools
 import json
@@ -31,9 +30,10 @@ import msgspec
 from rookery.algorithms.registry import build_algorithm, config_of, encode_config
 from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, UsageError
+from rookery.core.hints import nearest
 from rookery.core.ranges import Whole
 from rookery.core.types import EnvSpec
-from rookery.recipes.recipe import with_fields
+from rookery.recipes.recipe import paths, with_fields
 from rookery.storage import folder as folders
 from rookery.storage.trust import judge
 
@@ -150,33 +150,17 @@ def seeds_of(asked: int | Sequence[int]) -> tuple[int, ...]:
 
 def hint_of(base: RunConfig, path: str) -> Any:
     """The type of a field by its dotted path; UsageError with the nearest name if there is none."""
-    known = list(_paths(base))
+    known = list(paths(base))
     if path in OWN:
         raise UsageError(f"{path} cannot be varied: {OWN[path]}")
     if inner := [name for name in known if name.startswith(f"{path}.")]:
         raise UsageError(f"{path} is a group of fields; vary one of them, such as {inner[0]}")
     if path not in known:
-        raise UsageError(f"there is no field {path!r} to vary; {_nearest(path, known)}")
+        near = nearest(path, known, otherwise="nested ones are written algo.lr, net.core_size")
+        raise UsageError(f"there is no field {path!r} to vary; {near}")
     *groups, last = path.split(".")
     record = functools.reduce(getattr, groups, base)
     return typing.get_type_hints(type(record), include_extras=True)[last]
-
-
-def _paths(record: Any, prefix: str = "") -> Iterator[str]:
-    for each in dataclasses.fields(record):
-        value = getattr(record, each.name)
-        if dataclasses.is_dataclass(value):
-            yield from _paths(value, f"{prefix}{each.name}.")
-        else:
-            yield prefix + each.name
-
-
-def _nearest(path: str, known: list[str]) -> str:
-    same = [name for name in known if name.rpartition(".")[2] == path.rpartition(".")[2]]
-    close = list(dict.fromkeys(same + difflib.get_close_matches(path, known, n=3, cutoff=0.6)))[:3]
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return "nested ones are written algo.lr, net.core_size"
 
 
 def value_at(config: Any, path: str) -> Any:
@@ -241,6 +225,9 @@ def _with_setting(build: Callable[[dict[str, Any]], RunConfig], setting: Setting
 
 
 def _list(path: str, values: Any) -> list[Any]:
+    if isinstance(values, Mapping) and path != "env_kwargs":
+        inner = next(iter(values), "lr")
+        raise UsageError(f"{path}: write fields of a group by their dotted path, {{'{path}.{inner}': [...]}}")
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable) or not (found := list(values)):
         raise UsageError(f"{path}: give a list of the values to try, and not {values!r}")
     return found

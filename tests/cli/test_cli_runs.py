@@ -235,7 +235,7 @@ def test_a_run_whose_config_names_another_environment_is_refused_in_words(run, v
     (run / "config.json").write_text(json.dumps(config))
     assert main([verb, str(run), "--episodes", "1"]) == CheckpointError.exit_code
     said = capsys.readouterr().err
-    assert f"does not fit the environment of its config.json, {env}" in said and "Traceback" not in said
+    assert f"does not fit the environment {env}: it was trained on" in said and "Traceback" not in said
 
 
 def test_the_commands_for_a_run_that_failed_carry_the_trust_too(own_env, tmp_path, capsys):

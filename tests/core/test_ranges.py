@@ -65,7 +65,7 @@ def a_run(name: str = "ppo", env: str = "CartPole-v1", **fields):
         ({"algo": {"gamma": math.nan}}, "algo.gamma is nan"),
         ({"algo": {"max_grad_norm": 0.0}}, "algo.max_grad_norm is 0.0; it must be above 0"),
         ({"algo": {"target_kl": -0.1}}, "algo.target_kl is -0.1; it must be above 0 or none"),
-        ({"algo": 5}, r"algo is a group of fields.*algo=\{'unroll': ...\}"),
+        ({"algo": 5}, r"algo is a group of fields.*algo=\{\"unroll\": ...\}"),
         ({"env_kwargs": {"size": object()}}, "cannot be stored in a config"),
     ],
 )

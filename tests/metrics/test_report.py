@@ -263,7 +263,7 @@ def test_labels_near_each_other_do_not_cover_one_another():
 def test_resumes_are_lines_in_the_charts_and_a_list(tmp_path):
     marks = [{"kind": "resume", "env_steps": 500, "wall_s": 5.0, "changed": {"algo.lr": [1e-3, EVIL]}}]
     marks.append({"kind": "resume", "env_steps": 900, "wall_s": 9.0, "changed": {}})
-    run = make_run(tmp_path / "run", messages=marks, init_from={"run": "/r/a", "checkpoint": "checkpoints/step-1"})
+    run = make_run(tmp_path / "run", messages=marks, init_from={"run": "/r/a", "checkpoint": "eval/best/step-1"})
     found = read(write_report([run]))
     lines = [attrs["d"] for attrs in found.all("path") if attrs.get("class") == "resumed"]
     assert "M263 0V1000" in lines and len(lines) >= 4

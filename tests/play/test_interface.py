@@ -159,6 +159,8 @@ def test_a_run_tells_what_it_is(run):
     assert repr(rookery.load(run)).startswith("<Policy ppo on CartPole-v1 after ")
     odd = rookery.Run(run.path, run.config, {"stop_reason": "<b>", "return_mean": np.float64(1)})
     assert "&lt;b&gt;" in odd._repr_html_()
+    odd = rookery.Run(run.path, run.config, {"episodes": 0, "return_mean": None, "restarts": 2})
+    assert "no episode has ended, 2 restarts of workers or environments" in repr(odd)
 
 
 def test_names_are_offered_to_completion():

@@ -61,6 +61,7 @@ def test_a_batch_is_an_array_a_tensor_a_list_or_a_dict_of_these(run):
     (np.zeros((1, 1, 4)), {}, r"shape \(1, 1, 4\); one observation has"),
     (np.zeros((0, 4)), {}, "the batch of observations is empty"),
     ([[0.0], [1.0, 2.0]], {}, "'obs' cannot be read as an array"),
+    ((np.zeros(4), {}), {}, r"a tuple of an observation and an info: `obs, info = env.reset\(\)`"),
     ("left", {}, "'obs' cannot be read as an array of numbers"),
     ({"speed": np.zeros((2, 4))}, {}, r"reads 'obs' of an observation, and was given a dict of speed"),
     (np.zeros(4), {"state": {"h": torch.zeros(1, 8)}}, "the state is not one that this policy has returned"),

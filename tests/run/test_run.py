@@ -113,6 +113,7 @@ def test_what_was_made_is_closed_if_the_rest_cannot_be(tmp_path):
         ({"algo": {"replay": REPLAY | {"capacity": 10**12}}}, "needs .* TiB"),
         ({"actors": 2}, r"the run has actors 1.*cannot be resumed with 2"),
         ({"envs_per_actor": 3}, r"the run has envs_per_actor 2.*cannot be resumed with 3"),
+        ({"env": "Acrobot-v1"}, r"cannot be resumed in Acrobot-v1: it was trained on .* \[4\] .* has .* \[6\]"),
         ({"net": {"hidden": (7,)}}, "other networks .* than these settings ask for"),
     ],
 )

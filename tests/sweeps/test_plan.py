@@ -60,6 +60,7 @@ def test_fields_with_the_same_last_part_keep_their_path(base):
     [
         ({"algo.lrr": [1]}, "no field 'algo.lrr' to vary; did you mean algo.lr"),
         ({"lr": [1]}, "did you mean algo.lr"),
+        ({"algo": {"lr": [1]}}, r"write fields of a group by their dotted path, {'algo.lr': \[...\]}"),
         ({"algo": [1]}, "algo is a group of fields; vary one of them, such as algo.unroll"),
         ({"seed": [1, 2]}, "seed cannot be varied: give the seeds of the sweep"),
         ({"env": ["A", "B"]}, "env cannot be varied: a sweep has one environment"),

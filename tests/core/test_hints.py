@@ -1,0 +1,60 @@
+"""What a user may have meant."""
+
+import pytest
+
+import rookery
+from rookery.cli.main import main
+from rookery.core import hints
+from rookery.core.config import RunConfig
+from rookery.core.errors import UsageError
+from rookery.recipes import RECIPES
+from rookery.recipes.recipe import paths
+
+
+@pytest.mark.parametrize(
+    "recipe, fields, said",
+    [
+        ("ppo", {"lr": 1e-3}, r"""no field 'lr'; did you mean algo={"lr": ...}?"""),
+        ("ppo", {"total_timesteps": 1_000}, "did you mean env_steps?"),
+        ("ppo", {"algo": {"learning_rate": 1e-3}}, """no field 'algo.learning_rate'; did you mean algo={"lr": ...}?"""),
+        ("dqn", {"algo": {"buffer_size": 9}}, """did you mean algo={"replay": {"capacity": ...}}?"""),
+        ("dqn", {"batch_size": 64}, """did you mean algo={"replay": {"batch": ...}}?"""),
+        ("ppo", {"batch_size": 64}, """did you mean algo={"minibatches": ...}?"""),
+        ("ppo", {"net": {"xyzzy": 1}}, "no field 'net.xyzzy'; fields of net: action_mask, activation"),
+        (
+            "dqn",
+            {"algo": {"replay": 3}},
+            """algo.replay is a group of fields; give those to change: algo={"replay": {""",
+        ),
+        ("PPO", {}, "no recipe 'PPO'; did you mean ppo?"),
+        ("SAC", {}, "for continuous actions there are ppo, ddpg, d4pg and apex_dpg"),
+        ("QR-DQN", {}, "the nearest are c51 and rainbow"),
+        (print, {}, "it must be a name, such as 'ppo'"),
+        ("ppo", {"init_best": True}, "init_best=True is for init_from=...: which run?"),
+    ],
+)
+def test_a_wrong_name_in_python_is_answered_with_what_to_write(recipe, fields, said):
+    with pytest.raises(UsageError) as told:
+        rookery.configure(recipe, "CartPole-v1", **fields)
+    assert said in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "flag, said",
+    [
+        ("--lr", "--algo.lr"),
+        ("--total-timesteps", "--env-steps"),
+        ("--algo.learning-rate", "--algo.lr"),
+        ("--n_envs", "--envs-per-actor or --actors"),
+        ("--env_step", "--env-steps"),
+    ],
+)
+def test_a_wrong_flag_is_answered_with_the_right_one(flag, said, capsys):
+    assert main(["train", "ppo", "--env", "CartPole-v1", flag, "3"]) == UsageError.exit_code
+    assert f"; did you mean {said}" in capsys.readouterr().err
+
+
+def test_names_of_other_libraries_stand_for_fields_that_exist():
+    configs = (RunConfig(each.name, each.algorithm, "x", algo=each.config()) for each in RECIPES.values())
+    known = {path for config in configs for path in paths(config)}
+    assert {path for found in hints.ELSEWHERE.values() for path in found} <= known
