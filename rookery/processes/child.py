@@ -12,14 +12,15 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rookery.core.errors import RookeryError
-from rookery.pipes.channel import Channel, ChannelClosed
-from rookery.processes.signals import CODES
+from rookery.pipes.channel import Channel, ChannelClosed, ChannelTimeout
+from rookery.processes.signals import CODES, SIGNAL, Signals
 from rookery.processes.worker_log import open_to_append
 
 # The parent decides when a child ends; Ctrl-C and batch systems signal every process.
@@ -48,6 +49,25 @@ def serve(body: Body) -> None:
         os._exit(1)
     except BaseException as error:
         report_failure(channel, error)
+
+
+def heed(channel: Channel, signals: Signals) -> None:
+    """From here on a request of the parent to shut down is like a signal to this process; nobody else may receive."""
+
+    def listen() -> None:
+        while True:
+            try:
+                message = channel.recv(timeout=IDLE)
+            except ChannelTimeout:
+                continue
+            except ChannelClosed:
+                return
+            if message["op"] == "shutdown":
+                signals.request(SIGNAL[message["code"]])
+            elif message["op"] == "stop":
+                return
+
+    threading.Thread(target=listen, daemon=True).start()
 
 
 def child_entry(timeout: float = 60.0) -> tuple[Channel, dict[str, Any], dict[str, int]]:

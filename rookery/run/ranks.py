@@ -10,7 +10,6 @@ One run folder: rank 0 writes it, and the others read it, so it must be on a fil
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,7 +25,7 @@ from rookery.core.errors import CheckpointError, EnvError, LearnerError, Numeric
 from rookery.core.errors import UsageError as Usage
 from rookery.pipes.channel import ChannelClosed, ChannelTimeout, Listener
 from rookery.pipes.collective import LOOPBACK, Collective, Place, RankLost, open_store
-from rookery.processes.child import IDLE
+from rookery.processes.child import IDLE, heed
 from rookery.processes.signals import SIGNAL, Signals, Stopped
 from rookery.processes.worker import Restarts, Worker, stop_all
 from rookery.run.history import Changed
@@ -257,7 +256,7 @@ def serve_rank(channel: Any, start: dict[str, Any]) -> None:
     )  # fmt: skip
     folder = Path(start["folder"])
     with Signals() as signals, standard_streams(run=True) as streams:
-        threading.Thread(target=_listen, args=(channel, signals), daemon=True).start()
+        heed(channel, signals)
         saved = None if start["step"] is None else checkpoint.load(folder / "checkpoints" / step_name(start["step"]))
         with joined(config, place) as group:
             callbacks = [] if place.rank else of_paths(start["callbacks"])
@@ -267,21 +266,6 @@ def serve_rank(channel: Any, start: dict[str, Any]) -> None:
             ).exit_code  # fmt: skip
         streams.finish()
     channel.send({"op": "done", "exit_code": code}, timeout=IDLE)
-
-
-def _listen(channel: Any, signals: Signals) -> None:
-    """A request of the parent is like a signal of our own."""
-    while True:
-        try:
-            message = channel.recv(timeout=IDLE)
-        except ChannelTimeout:
-            continue
-        except ChannelClosed:
-            return
-        if message["op"] == "shutdown":
-            signals.request(SIGNAL[message["code"]])
-        elif message["op"] == "stop":
-            return
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 
 from rookery.core.errors import CheckpointError, RookeryError, StorageError, UsageError
 from rookery.storage import folder as folders
-from rookery.sweeps.plan import Plan, Planned, Range, Setting, hint_of, numeric
+from rookery.sweeps.plan import Plan, Planned, Setting, hint_of, numeric
 
 FILE = "optuna.log"
 MOST = 1 << 28  # bytes of it
@@ -188,7 +188,3 @@ def objective(values: Sequence[float | None]) -> float | None:
     """Of a trial from its runs: the mean, if every one has a result."""
     known = [value for value in values if value is not None and np.isfinite(value)]
     return float(np.mean(known)) if known and len(known) == len(values) else None
-
-
-def range_words(each: Range) -> str:
-    return f"{'log' if each.log else 'range'} {each.low:g} {each.high:g}"

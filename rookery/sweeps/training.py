@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 from rookery.algorithms.registry import parents_config
 from rookery.core.printable import printable
 from rookery.metrics.output import standard_streams
-from rookery.pipes.channel import ChannelClosed, ChannelTimeout
-from rookery.processes.child import IDLE
-from rookery.processes.signals import SIGNAL, Signals
+from rookery.processes.child import IDLE, heed
+from rookery.processes.signals import Signals
 from rookery.run.run import check, go_on
 from rookery.run.run import start as begin
 
@@ -21,7 +19,7 @@ def train_one(channel: Any, start: dict[str, Any]) -> None:
     """Train, and tell the parent the exit code; `serve` tells it of an error."""
     config = check(parents_config(start["config"]))
     with Signals() as signals, standard_streams(run=True) as streams:
-        threading.Thread(target=_listen, args=(channel, signals), daemon=True).start()
+        heed(channel, signals)
         if start["resume"]:
             fields = {"threads": config.threads, "quiet": True} | ({"compile": True} if config.compile else {})
             run = go_on(Path(config.out), tuple(start["trust"]), fields, signals, _say)
@@ -33,18 +31,3 @@ def train_one(channel: Any, start: dict[str, Any]) -> None:
 
 def _say(text: str) -> None:
     print(f"warning: {printable(text)}", file=sys.stderr)
-
-
-def _listen(channel: Any, signals: Signals) -> None:
-    """A request of the parent is like a signal of our own."""
-    while True:
-        try:
-            message = channel.recv(timeout=IDLE)
-        except ChannelTimeout:
-            continue
-        except ChannelClosed:
-            return
-        if message["op"] == "shutdown":
-            signals.request(SIGNAL[message["code"]])
-        elif message["op"] == "stop":
-            return
