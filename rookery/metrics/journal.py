@@ -390,15 +390,6 @@ class Journal:
 
 
 _PANEL_ONLY = (
-    "messages",
-    "history",
-    "recipe",
-    "env",
-    "preset",
-    "topology",
-    "device",
-    "env_steps_limit",
-    "target_return",
-    "evaluation",
-    "target_of",
-)
+    "messages", "history", "recipe", "env", "preset", "topology", "device", "env_steps_limit", "target_return",
+    "evaluation", "target_of",
+)  # fmt: skip

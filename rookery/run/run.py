@@ -352,20 +352,26 @@ def execute(
         finally:
             ends.close()
             threads.restore()
-        journal.report(force=True)
         code = signals.requested or 0
-        if not job.learner.updates:
-            journal.say(
-                f"the run ended before its first update, nothing was learnt: take more steps ({setting('env_steps')})"
-            )
-        reason = {0: journal.finished() or "done", INTERRUPT: "interrupted", REQUEUE: "requeue"}[code]
-        summary = journal.summary(reason, job.learner.updates, job.learner.skipped)
+        summary = _summary(job, code)
         sinks.ended(summary, code)
     summary["records_lost"] = sinks.lost
     if group.rank == 0:
         folders.store(folder, "summary.json", json.dumps(summary, indent=2).encode())
         write_beside(folder, tell)
     return Run(folder, config, summary, code, group.rank)
+
+
+def _summary(job: Job, code: int) -> dict[str, Any]:
+    """Of a run that has ended with this exit code, after its last record."""
+    journal, learner = job.journal, job.learner
+    journal.report(force=True)
+    if not learner.updates:
+        journal.say(
+            f"the run ended before its first update, nothing was learnt: take more steps ({setting('env_steps')})"
+        )
+    reason = {0: journal.finished() or "done", INTERRUPT: "interrupted", REQUEUE: "requeue"}[code]
+    return journal.summary(reason, learner.updates, learner.skipped)
 
 
 @contextmanager
