@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING
 import tyro
 
 from rookery.cli.flags import parse
-from rookery.cli.show import console, escape, number
+from rookery.cli.show import console, escape
 from rookery.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rookery.metrics.compare import Row
-    from rookery.metrics.statistic import Estimate
 
 
 @dataclass(frozen=True)
@@ -56,30 +54,15 @@ def _scale(word: str) -> tuple[str, tuple[float, float]]:
 def _show(rows: list[Row]) -> None:
     from rich.table import Table
 
+    from rookery.play.comparison import HEAD, cells
+
     table = Table(box=None, padding=(0, 2, 0, 1), header_style="dim")
-    for name in ("setting", "environment", "runs", "return", "evaluation", "steps to return"):
+    for name in HEAD:
         table.add_column(name, justify="right" if name == "runs" else "left", overflow="fold")
-    for row in rows:
-        table.add_row(
-            escape(row.label), escape(row.env), str(row.runs), _words(row.final), _words(row.evaluation), _steps(row)
-        )
+    for line in cells(rows):
+        table.add_row(*map(escape, line))
     console().print(table)
     for row in rows:
         if row.note:
             console().print(f" [yellow]{escape(row.label)}[/]: {escape(row.note)}")
     console().print(" [dim]interquartile mean over runs, and its 95 % bootstrap interval[/]")
-
-
-def _words(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "–"
-    low, high = (number(value) if math.isfinite(value) else "∞" for value in (estimate.low, estimate.high))
-    value = number(estimate.value) if math.isfinite(estimate.value) else "not reached"
-    known = not math.isnan(estimate.low)
-    return f"[bold]{value}[/]" + (f" ({low} to {high})" if known and math.isfinite(estimate.low) else "")
-
-
-def _steps(row: Row) -> str:
-    if row.steps is None:
-        return "–"
-    return f"{_words(row.steps)}; {row.reached} of {row.runs} reached {number(row.target)}"

@@ -24,6 +24,8 @@ from rookery.envs.make import make
 from rookery.play.memory import forgotten
 from rookery.play.policy import Policy
 
+ENDLESS = 50_000  # steps without an end after which that is told
+
 
 @dataclass
 class Evaluation:
@@ -61,11 +63,11 @@ def evaluate_as_set(policy: Policy, config: RunConfig, tick: Callable[[], object
 
 def evaluate(
     policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool = True, epsilon: float = 0.0,
-    tick: Callable[[], object] | None = None,
+    tick: Callable[[], object] | None = None, tell: Callable[[str], object] | None = None,
 ) -> Evaluation:  # fmt: skip
     """Play at least `episodes` episodes (the next multiple of the lanes), greedily or as in training.
 
-    `tick` is called before every step; what it raises ends the evaluation.
+    `tick` is called before every step; what it raises ends the evaluation. `tell` hears of episodes that do not end.
 
     A share `epsilon` of the actions is drawn at random, as the papers on Atari do: a deterministic game cannot
     be solved by a memorised sequence, and a greedy policy that does nothing does not get stuck.
@@ -78,7 +80,7 @@ def evaluate(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as actors do: too few rows for several threads
     try:
-        return _evaluate(policy, lanes, episodes, seed, greedy, epsilon, tick or _nothing)
+        return _evaluate(policy, lanes, episodes, seed, greedy, epsilon, tick or _nothing, tell or _nothing)
     except LaneFault as fault:
         told = f"environment {lanes.spec.id} failed in evaluation: {fault}"
         raise EnvError(with_frames(told, fault.cause), fault.reason) from fault
@@ -86,13 +88,14 @@ def evaluate(
         torch.set_num_threads(threads)
 
 
-def _nothing() -> None:
+def _nothing(*args: object) -> None:
     pass
 
 
 def _evaluate(
-    policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool, epsilon: float, tick: Callable[[], object]
-) -> Evaluation:
+    policy: Policy, lanes: Lanes, episodes: int, seed: int, greedy: bool, epsilon: float, tick: Callable[[], object],
+    tell: Callable[[str], object],
+) -> Evaluation:  # fmt: skip
     count = lanes.count
     quota = math.ceil(episodes / count)
     rng = None if greedy else torch.Generator().manual_seed(seed_of(seed, "evaluate"))
@@ -104,8 +107,15 @@ def _evaluate(
     returns: list[list[float]] = [[] for _ in range(count)]
     lengths: list[list[int]] = [[] for _ in range(count)]
     told: list[dict[str, float]] = []
+    steps = 0
     while any(len(done) < quota for done in returns):
         tick()
+        steps += 1
+        if steps == ENDLESS and not any(returns):
+            tell(
+                f"no episode of {lanes.spec.id} has ended in {steps:,} steps; an environment without a time limit may "
+                "never end one (gymnasium.wrappers.TimeLimit sets one). The evaluation goes on; Ctrl-C ends it"
+            )
         action, state = policy.act_batch(obs, state, rng)
         if epsilon:
             action = _mixed(action, epsilon, policy.spec.action, dice, obs.get(MASK) if policy.spec.masked else None)

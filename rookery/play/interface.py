@@ -25,7 +25,7 @@ from rookery.storage import folder as folders
 from rookery.storage.folder import run_of
 
 if TYPE_CHECKING:
-    from rookery.metrics.compare import Row
+    from rookery.play.comparison import Comparison
     from rookery.play.evaluate import Evaluation
     from rookery.play.export import Exported, Format
     from rookery.play.policy import Policy
@@ -66,7 +66,7 @@ def evaluate(
     config = _playing(policy, env, env_kwargs, trust)
     lanes = make(config, divisor(episodes, envs), training=False)
     try:
-        return play(policy, lanes, episodes, seed, greedy=deterministic, epsilon=epsilon)
+        return play(policy, lanes, episodes, seed, greedy=deterministic, epsilon=epsilon, tell=tell)
     finally:
         lanes.close()
 
@@ -190,8 +190,8 @@ def report(*runs: AnyPath | Iterable[AnyPath], out: AnyPath | None = None) -> Pa
 def compare(
     *runs: AnyPath | Iterable[AnyPath], target: float | None = None,
     scores: Mapping[str, tuple[float, float]] | None = None,
-) -> list[Row]:  # fmt: skip
-    """One row for each setting: interquartile mean of its seeds with a 95 % bootstrap interval.
+) -> Comparison:  # fmt: skip
+    """One row for each setting: interquartile mean of its seeds with a 95 % bootstrap interval. Printed, it is a table.
 
     `target`: the return for "steps to it"; None: the `target_return` of the runs. `scores`: by environment the returns
     that count as 0 and 1, for a row over several environments.
@@ -201,8 +201,9 @@ def compare(
     ('CartPole-v1', 1)
     """
     from rookery.metrics.compare import compare as rows
+    from rookery.play.comparison import Comparison
 
-    return rows(_folders(runs), target, scores)
+    return Comparison(rows(_folders(runs), target, scores))
 
 
 def _folders(runs: Iterable[Any]) -> list[Path]:

@@ -21,7 +21,7 @@ from rookery.core.config import RunConfig
 from rookery.core.errors import CheckpointError, UsageError
 from rookery.metrics.compare import Row, as_numbers, compare, evaluated
 from rookery.metrics.plot import read_curve
-from rookery.metrics.statistic import Estimate
+from rookery.play.comparison import interval
 from rookery.recipes.recipe import with_fields
 from rookery.storage import folder as folders
 from rookery.sweeps.plan import Plan, Setting, shown
@@ -161,24 +161,10 @@ def cells(sweep: Sweep) -> list[list[str]]:
     return [head, *rows]
 
 
-def interval(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "–"
-    if not math.isfinite(estimate.value):
-        return "not reached"
-    known = math.isfinite(estimate.low)
-    high = number(estimate.high) if math.isfinite(estimate.high) else "∞"
-    return number(estimate.value) + (f" ({number(estimate.low)} to {high})" if known else "")
-
-
 def _steps(row: Row | None) -> str:
     if row is None or row.steps is None:
         return "–"
     return interval(row.steps) + ("" if row.reached == row.runs else f"; {row.reached} of {row.runs} reached")
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def notes(sweep: Sweep) -> list[str]:

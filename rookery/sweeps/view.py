@@ -26,9 +26,9 @@ from rookery.core.printable import printable
 from rookery.metrics.output import best_effort, text
 from rookery.metrics.panel import Terminal
 from rookery.metrics.plot import number
+from rookery.play.comparison import number as short
 from rookery.storage import folder as folders
 from rookery.sweeps.result import SweepRun
-from rookery.sweeps.result import number as short
 
 EVERY = 0.5  # seconds between two drawings
 TAIL = 1 << 16  # bytes of metrics.jsonl in which the last record is

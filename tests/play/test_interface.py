@@ -1,5 +1,6 @@
 """What `import rookery` does with runs: given as runs, folders or policies; a stored run is not trusted by itself."""
 
+import dataclasses
 import sys
 
 import gymnasium
@@ -9,6 +10,7 @@ import pytest
 import rookery
 from rookery.cli.main import main
 from rookery.core.errors import CheckpointError, EnvError, UsageError
+from rookery.play import evaluate
 
 TASK = """
 import gymnasium
@@ -161,6 +163,26 @@ def test_a_run_tells_what_it_is(run):
     assert "&lt;b&gt;" in odd._repr_html_()
     odd = rookery.Run(run.path, run.config, {"episodes": 0, "return_mean": None, "restarts": 2})
     assert "no episode has ended, 2 restarts of workers or environments" in repr(odd)
+
+
+def test_a_comparison_is_a_table(run):
+    rows = rookery.compare(run, target=1e9)
+    head, line, note = repr(rows).splitlines()
+    assert head.split() == ["setting", "environment", "runs", "return", "evaluation", "steps", "to", "return"]
+    assert line.split()[:3] == ["ppo", "CartPole-v1", "1"] and "not reached; 0 of 1 reached 1,000,000,000" in line
+    assert note.startswith("ppo: one run: no interval") and rows._repr_html_().count("<tr>") == 2
+    rows[0] = dataclasses.replace(rows[0], label="<b>")
+    assert "<b>" not in rows._repr_html_()
+
+
+def test_episodes_that_do_not_end_are_told(run, monkeypatch):
+    monkeypatch.setattr(evaluate, "ENDLESS", 5)
+    said = []
+    rookery.evaluate(run, episodes=1, tell=said.append)
+    assert len(said) == 1 and said[0].startswith("no episode of CartPole-v1 has ended in 5 steps")
+    monkeypatch.setattr(evaluate, "ENDLESS", 501)
+    rookery.evaluate(run, episodes=1, tell=said.append)
+    assert len(said) == 1
 
 
 def test_names_are_offered_to_completion():
