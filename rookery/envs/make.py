@@ -318,7 +318,10 @@ def _building(env_id: str, kwargs: dict[str, Any]) -> Iterator[None]:
         if "unexpected keyword argument" not in str(error):
             raise _raised(env_id, error) from error
         if "render_mode" in kwargs and "'render_mode'" in str(error):
-            raise UsageError(f"{env_id} cannot be recorded: the factory does not accept render_mode") from error
+            raise UsageError(
+                f"{env_id} cannot be recorded: the factory does not accept render_mode; add this parameter "
+                "to it, and make the environment with it"
+            ) from error
         raise UsageError(f"{env_id} does not take these env_kwargs: {kwargs} ({error})") from error
     except (Exception, SystemExit) as error:
         raise _raised(env_id, error) from error

@@ -187,7 +187,7 @@ def read_curve(folder: Path) -> Curve:
         kept.append((steps, wall + shift, value))
     columns = np.array(kept, dtype=float).reshape(-1, 3).T
     at = np.array(sorted(evaluated))
-    when = np.interp(at, columns[0], columns[1]) if kept else at  # of the weights; the record came later
+    when = time_at(at, columns[0], columns[1])  # of the weights; the record came later
     points = np.array([at, when, [evaluated[steps] for steps in at]]).reshape(3, -1)
     env_steps, wall_s, return_mean = columns
     return Curve(config_of(folder), env_steps, wall_s, return_mean, points, tuple(resumes))
@@ -354,6 +354,13 @@ def config_of(folder: Path) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """64.0 is 64: the same setting in both spellings."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def time_at(steps: np.ndarray, env_steps: np.ndarray, wall_s: np.ndarray) -> np.ndarray:
+    """The wall time at these steps, by the records of a run, which begins at 0."""
+    if not len(env_steps):
+        return steps
+    return np.interp(steps, np.concatenate(([0.0], env_steps)), np.concatenate(([0.0], wall_s)))
 
 
 def number(value: Any) -> float:

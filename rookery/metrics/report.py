@@ -20,7 +20,7 @@ from rookery.core.errors import StorageError, UsageError
 from rookery.core.printable import shown
 from rookery.metrics.chart import Line, badge, bar, chart, escape, letter, seconds, short, strip
 from rookery.metrics.page import page
-from rookery.metrics.plot import number, origin
+from rookery.metrics.plot import number, origin, time_at
 from rookery.metrics.recorded import Recorded, read_run
 from rookery.metrics.resumes import Mark
 from rookery.metrics.split import STAGES
@@ -219,7 +219,7 @@ def _evaluation_chart(runs: Sequence[Recorded]) -> str:
         means = np.array([number(each.get("return_mean")) for each in points])
         known = np.isfinite(steps)
         if known.sum() > 1 and len(run.env_steps):  # a single one is no curve: it is in the list
-            wall = np.interp(steps, run.env_steps, run.wall_s)
+            wall = time_at(steps, run.env_steps, run.wall_s)
             lines.append(Line(index, steps[known], wall[known], means[known], dots=len(steps) <= DOTS))
     targets = {number(run.config.get("target_return")) for run in runs if run.config.get("eval/stop") is True}
     target = targets.pop() if len(targets) == 1 else math.nan

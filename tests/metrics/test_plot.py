@@ -10,7 +10,7 @@ from PIL import Image
 
 from rookery.core.errors import CheckpointError, StorageError, UsageError
 from rookery.metrics import plot
-from rookery.metrics.plot import grouped, plot_runs, plot_scaling, read_curve
+from rookery.metrics.plot import grouped, plot_runs, plot_scaling, read_curve, time_at
 
 
 @pytest.fixture
@@ -43,6 +43,11 @@ def make_run(folder, offset=0.0, points=20, wall=1.0, **config):
     ]
     (folder / "metrics.jsonl").write_text("\n".join(lines))
     return folder
+
+
+def test_evaluations_before_the_first_record_are_at_their_own_times():
+    found = time_at(np.array([50.0, 100.0, 150.0]), np.array([100.0, 200.0]), np.array([4.0, 6.0]))
+    assert found.tolist() == [2.0, 4.0, 5.0]
 
 
 def labels(figure):
