@@ -60,7 +60,7 @@ def asked(
             f"the config is for {recipe.env} with the preset {recipe.preset!r}: name others where it is made, "
             f"configure({recipe.recipe!r}, env=..., preset=...)"
         )
-    config = with_fields(recipe, dict(fields))
+    config = with_fields(replace(recipe, history=[]), dict(fields))  # a config of a stored run has that run's
     if config.topology == "auto":
         config = replace(config, topology=topology_for(config, dict(fields)))
     if init_from is None:

@@ -11,6 +11,7 @@ import rookery
 from rookery.core.config import CHANGES
 from rookery.core.errors import CheckpointError, UsageError
 from rookery.metrics.sink import read_records
+from rookery.run.configured import asked
 from rookery.run.history import changed, with_history
 from rookery.storage.stored import read_config
 
@@ -44,6 +45,12 @@ def test_each_change_of_a_field_is_in_both_files(run):
     ]
     assert [record["env_steps"] for record in records] == [first.env_steps, second.env_steps]
     assert all(record["wall_s"] > 0 and record["version"] == rookery.__version__ for record in records)
+
+
+def test_a_new_run_with_the_config_of_another_one_has_no_history(run):
+    rookery.resume(run.path, env_steps=128)
+    config = rookery.load(run.path).config
+    assert config.history and asked(config, "", "", {"env_steps": 64}).history == []
 
 
 def test_a_resume_without_changes_leaves_a_record_only(run):
