@@ -24,6 +24,7 @@ from rookery.core.config import AtariConfig, NetConfig, nameless
 from rookery.core.errors import EnvError, RookeryError, UsageError
 from rookery.core.frames import with_frames
 from rookery.core.types import EnvSpec
+from rookery.core.wording import setting
 from rookery.envs import atari, dmc
 from rookery.envs.given import given, importing
 from rookery.envs.lanes import Lanes, SyncLanes
@@ -256,8 +257,9 @@ def _registered(env_id: str) -> Registered:
     near = [each for low, each in known.items() if low.rpartition("-v")[0] == stem]  # right name, wrong version or case
     near += [known[low] for low in difflib.get_close_matches(name.lower(), known, 3) if known[low] not in near]
     hint = f"; did you mean {', '.join(near[:4])}?" if near else ""
+    own = setting("env", "package.module:factory")
     raise UsageError(
-        f"unknown environment {env_id!r}{hint} (an environment of your own: env='package.module:factory'; "
+        f"unknown environment {env_id!r}{hint} (an environment of your own: {own}; "
         "Atari: 'ALE/Pong-v5' with pip install 'rookery[atari]'; dm_control: 'dmc/cartpole-swingup' with "
         "pip install 'rookery[dmc]')"
     )

@@ -167,7 +167,7 @@ def plot_ranks(panels: Sequence[Mapping[str, Any]], out: Path) -> Path:
 def read_curve(folder: Path) -> Curve:
     """The training records of a run; where a resumed run went over the same steps again, the later ones count."""
     if not folders.exists(folder, "metrics.jsonl"):
-        raise UsageError(f"{folder} is not a run folder: it has no metrics.jsonl")
+        raise UsageError(folders.not_a_run(folder, "metrics.jsonl"))
     kept: list[tuple[float, float, float]] = []
     evaluated: dict[float, float] = {}  # mean return by the steps of the weights
     resumes: list[Mark] = []

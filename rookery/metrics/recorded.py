@@ -69,7 +69,7 @@ class Recorded:
 def read_run(folder: Path) -> Recorded:
     """UsageError if it is no run folder, CheckpointError if its config cannot be read or leads out of the folder."""
     if not folders.exists(folder, "metrics.jsonl"):
-        raise UsageError(f"{folder} is not a run folder: it has no metrics.jsonl")
+        raise UsageError(folders.not_a_run(folder, "metrics.jsonl"))
     kept: list[tuple[float, float, dict[str, Any]]] = []
     messages: list[Message] = []
     evaluated: dict[int, dict[str, Any]] = {}

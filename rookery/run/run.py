@@ -254,8 +254,8 @@ def check(config: RunConfig) -> RunConfig:
         )
     if config.eval.stop and (config.eval.every == 0 or config.target_return is None):
         raise UsageError(
-            "eval.stop ends a run when an evaluation reaches the target return: give target_return a value, and "
-            "eval.every the number of steps between two evaluations"
+            f"{setting('eval.stop')} ends a run when an evaluation reaches the target return: "
+            f"give {setting('target_return')} a value, and {setting('eval.every')} the steps between two evaluations"
         )
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UsageError(

@@ -71,12 +71,19 @@ def real(path: str | Path) -> Path:
     return Path(path) if there == os.path.abspath(path) else Path(there)
 
 
+def not_a_run(path: Path, file: str = "config.json") -> str:
+    """What is said of a folder that lacks this file."""
+    if (path / "sweep.json").is_file():
+        return f"{path} is the folder of a sweep, and not of a run: its runs are in {path / 'runs'}"
+    return f"{path} is not a run folder: it has no {file}"
+
+
 def run_of(path: Path) -> Path:
     """The run folder of a run folder or of one of its checkpoints."""
     for folder in (path, *path.parents[1:3]):
         if exists(folder, "config.json"):
             return folder
-    raise CheckpointError(f"{path} is not a run folder: it has no config.json")
+    raise CheckpointError(not_a_run(path))
 
 
 @contextmanager

@@ -317,7 +317,7 @@ def decode_config(data: bytes | str, trust: Sequence[str] = (), env: str | None 
 def read_config(folder: Path, trust: tuple[str, ...] = (), env: str | None = "") -> RunConfig:
     """The config of a stored run; CheckpointError if the file is not one that could be run. `env`: see above."""
     if not folders.exists(folder, "config.json"):
-        raise CheckpointError(f"{folder} is not a run folder: it has no config.json")
+        raise CheckpointError(folders.not_a_run(folder))
     data = folders.read(folder, "config.json")
     try:
         config = decode_config(data, trust, env)

@@ -6,7 +6,7 @@ import rookery
 from rookery.cli.main import main
 from rookery.core import hints
 from rookery.core.config import RunConfig
-from rookery.core.errors import UsageError
+from rookery.core.errors import RookeryError, UsageError
 from rookery.recipes import RECIPES
 from rookery.recipes.recipe import paths
 
@@ -58,3 +58,17 @@ def test_names_of_other_libraries_stand_for_fields_that_exist():
     configs = (RunConfig(each.name, each.algorithm, "x", algo=each.config()) for each in RECIPES.values())
     known = {path for config in configs for path in paths(config)}
     assert {path for found in hints.ELSEWHERE.values() for path in found} <= known
+
+
+def test_an_unknown_environment_is_answered_in_the_words_of_the_caller(capsys):
+    with pytest.raises(UsageError, match=r"an environment of your own: env='package.module:factory'"):
+        rookery.configure("ppo", "CartPole-v7")
+    assert main(["train", "ppo", "--env", "CartPole-v7"]) == UsageError.exit_code
+    assert "an environment of your own: --env package.module:factory" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_sweep_is_not_a_run(tmp_path):
+    (tmp_path / "sweep.json").write_text("{}")
+    for read in (rookery.load, rookery.plot, rookery.compare, rookery.resume):
+        with pytest.raises(RookeryError, match=rf"a sweep, and not of a run: its runs are in {tmp_path}/runs"):
+            read(tmp_path)

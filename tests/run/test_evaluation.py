@@ -281,7 +281,7 @@ def test_a_callback_asks_for_an_evaluation(tmp_path):
     ("fields", "why"),
     [
         ({"eval": {"every": 100, "stop": True}}, "give target_return a value"),
-        ({"eval": {"stop": True}, "target_return": 5.0}, "eval.every the number of steps"),
+        ({"eval": {"stop": True}, "target_return": 5.0}, "eval.every the steps between"),
         ({"eval": {"every": 100, "epsilon": 0.1}, "env": "Pendulum-v1"}, "eval.epsilon is for discrete actions"),
         ({"eval": {"every": -1}}, "eval.every"),
     ],
