@@ -172,11 +172,11 @@ def notes(sweep: Sweep) -> list[str]:
     return list(dict.fromkeys(each.row.note for each in sweep.table if each.row is not None and each.row.note))
 
 
-def train_command(recipe: str, outcome: Outcome, plain: RunConfig, more: Sequence[str] = ()) -> str:
+def train_command(recipe: str, outcome: Outcome, plain: RunConfig, preset: str = "") -> str:
     """The command that trains a setting alone. `plain`: the config that follows from the recipe, the environment and
-    the flags `more`."""
+    the preset, if that has to be named."""
     config = outcome.config
-    words = ["rookery", "train", recipe, "--env", config.env, *more]
+    words = ["rookery", "train", recipe, "--env", config.env, *(["--preset", preset] if preset else [])]
     fields = {path: value for path, value in _changes(plain, config) if path not in outcome.values}
     for path, value in {**outcome.values, **fields}.items():
         words += _flag(path, value)

@@ -214,7 +214,7 @@ def _command(found: Sweep, spec: Callable[[str, str], EnvSpec]) -> str:
 
     usual = chosen.build(base.env, look)
     plain = usual if usual.preset == base.preset else chosen.build(base.env, look, base.preset)
-    return train_command(found.plan.recipe, best, plain, [] if plain is usual else ["--preset", base.preset])
+    return train_command(found.plan.recipe, best, plain, "" if plain is usual else base.preset)
 
 
 class Work:

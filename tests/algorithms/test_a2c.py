@@ -228,7 +228,7 @@ def test_rewards_are_scaled_before_the_loss_and_counted_once():
     set_up.algorithm.losses(set_up.learner.nets, prepared)
     assert int(scaler.running.count) == int(batch.live.sum())
     assert (
-        "scale-reward" in set_up.algorithm.not_remote and A2C(CONFIG, NetConfig(), spec_of("box"), 4).not_remote == ""
+        "scale_reward" in set_up.algorithm.not_remote and A2C(CONFIG, NetConfig(), spec_of("box"), 4).not_remote == ""
     )
 
 

@@ -47,6 +47,10 @@ DRAWN = re.compile(
 )
 
 
+# The command line tells the processes that it starts how their messages name fields.
+TOLD = "os.putenv (b'ROOKERY_INTERFACE', b'flags')"
+
+
 class Watch:
     """Notes what happens while it listens."""
 
@@ -69,6 +73,8 @@ class Watch:
                 self.seen.append(f"{event} {where!r}")
         elif event in ACTS:
             self.seen.append(f"{event} {args!r:.200}")
+            if self.seen[-1] == TOLD:
+                self.seen.pop()
         self.listening = True
 
     @contextlib.contextmanager

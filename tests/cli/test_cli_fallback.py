@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import rookery
-from rookery.cli import play
 from rookery.cli.main import main
 from rookery.storage import checkpoint
+from rookery.storage import folder as folders
 
 TRAIN = ["train", "ppo", "--env", "CartPole-v1", "--env-steps", "1000", "--algo.unroll", "32", "--algo.epochs", "1"]
 
@@ -96,7 +96,7 @@ def test_an_evaluation_in_a_folder_that_is_read_only_shows_its_result(run, capsy
     def read_only(*_):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(play, "write", read_only)
+    monkeypatch.setattr(folders, "write", read_only)
     assert main(["eval", str(run), "--episodes", "2", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["episodes"] == 2 and "the result was not saved: Read-only file system" in err
