@@ -10,6 +10,7 @@ a JSON list of values. Everything that is not a flag of the sweep is a field of 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import types
 import typing
@@ -47,6 +48,7 @@ def sorted_words(words: list[str]) -> Words:
         word = rest.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or name not in TAKES:
+            _refuse_misspelt(name if word.startswith("--") else "")
             found.rest.append(word)
             continue
         given, rest = ([value], rest) if equals else ([], rest)
@@ -57,6 +59,13 @@ def sorted_words(words: list[str]) -> Words:
             raise UsageError(f"--{name} is not complete; write for example {like}")
         _take(found, name, given)
     return found
+
+
+def _refuse_misspelt(name: str) -> None:
+    """Fields of the run are judged with its config, which knows nothing of these flags."""
+    near = difflib.get_close_matches(name, TAKES, 1, 0.8)
+    if near and name.replace("-", "_") not in RunConfig.__dataclass_fields__:
+        raise UsageError(f"there is no flag --{name}; did you mean --{near[0]}?")
 
 
 def _wanted(name: str, given: list[str]) -> int:

@@ -77,6 +77,7 @@ def test_seeds_are_a_number_or_a_list():
         ("--env CartPole-v1", "which recipe? It comes first"),
         ("ppo", "which environment?"),
         ("ppo --env CartPole-v1 --seed 3", "a sweep has --seeds"),
+        ("ppo --env CartPole-v1 --seeeds 2", "there is no flag --seeeds; did you mean --seeds?"),
         ("ppo --env CartPole-v1 --set algo.lr", "--set is not complete; write for example --set algo.lr 1e-4,3e-4"),
         ("ppo --env CartPole-v1 --set algo.lr 1 --set algo.lr 2", "has its values already"),
         ("ppo --env CartPole-v1 --search algo.lr log 1 2", "say how many trials"),
