@@ -32,7 +32,7 @@ NOTHING = "returned a mask that allows no action, in the middle of an episode"
 
 
 class MaskInInfo(UsageError):
-    """The environment has a mask in `info`, and nobody has said what to do with it."""
+    """The environment has a mask in `info`, and net.action_mask does not say what to do with it."""
 
     def __init__(self, env_id: str):
         super().__init__(
@@ -82,7 +82,7 @@ class Masks:
         return {MASK: np.zeros((lanes, *self._leaf.shape), bool)} if self.on else {}
 
     def watch(self, info: Any, shape: tuple[int, ...] = ()) -> None:
-        """MaskInInfo if the `info` of a reset has a mask, and nobody has told these lanes about it."""
+        """MaskInInfo if the `info` of a reset has a mask that these lanes were not made for."""
         if self._watching and isinstance(info, Mapping) and MASK in info:
             with suppress(Mismatch):
                 as_mask(info[MASK], (*shape, *self._leaf.shape))

@@ -108,15 +108,15 @@ class VectorLanes(Lanes):
         return obs, self._reward, terminated, truncated
 
     def _with_mask(
-        self, obs: dict[str, np.ndarray], info: Any, ends: np.ndarray, anew: np.ndarray | None = None, fresh: Any = None
+        self, obs: dict[str, np.ndarray], info: Any, ends: np.ndarray, new: np.ndarray | None = None, fresh: Any = None
     ) -> dict[str, np.ndarray]:
-        """With the masks, if there are any; those of the lanes `anew` are told by `fresh`."""
+        """With the masks, if there are any; those of lanes in `new` episodes are in `fresh`."""
         if not self._masks.on:
             return obs
         try:
             mask = self._call("action_masks", lambda: self._masks.told(obs, self.env, info, self.count))
-            if anew is not None:
-                mask = np.where(anew[:, None], self._masks.told(obs, self.env, fresh, self.count), mask)
+            if new is not None:
+                mask = np.where(new[:, None], self._masks.told(obs, self.env, fresh, self.count), mask)
         except Mismatch as error:
             raise LaneFault(0, str(error), reason="bad_shape") from error
         mask, stuck = self._masks.settled(mask, ends)

@@ -1,6 +1,6 @@
 """Where a run was resumed, and which fields that changed: read from records of kind "resume", for figures and pages.
 
-The records may come from another person: text is of bounded length, and whoever shows it escapes it.
+The records may come from another person: text is of bounded length, and what shows it escapes it.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def serve(body: Body) -> None:
 
 
 def heed(channel: Channel, signals: Signals) -> None:
-    """From here on a request of the parent to shut down is like a signal to this process; nobody else may receive."""
+    """From here on a thread receives from the parent: its request to shut down is like a signal to this process."""
 
     def listen() -> None:
         while True:

@@ -33,7 +33,7 @@ class Run:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules that its config names besides what Rookery knows: whoever has trained it has used them."""
+        """The modules that its config names besides what Rookery knows: this process has trained it with them."""
         return needed(self.config)
 
     def __repr__(self) -> str:

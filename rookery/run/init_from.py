@@ -8,7 +8,7 @@
 
 Networks, target networks and the statistics of normalisers come along. Optimiser, counters, replay memory and random
 streams do not: they belong to the data and the schedule of the other run, and so does the state of `OF_RUN`. Once a run
-has begun it reads its own copy only, so a config.json that names a path makes nobody read that path.
+has begun it reads its own copy only, so a path in a config.json is never read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Source(NamedTuple):
 
 
 class Unfit(UsageError):
-    """The networks of a run do not fit the weights that it shall begin with; `changes` would make them fit."""
+    """The networks of a run do not fit the weights that it is to begin with; `changes` would make them fit."""
 
     def __init__(self, about: str, changes: dict[str, Any]):
         self.about, self.changes = about, changes
